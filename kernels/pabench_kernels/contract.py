@@ -1,0 +1,157 @@
+"""The kernel contract: what every paged-attention kernel is given and what it must return.
+
+Shape legend: T tokens of the packed batch, S sequences, Hq query heads, Hkv KV heads, D head_dim, Dv value head_dim,
+NB blocks in the pool, BS tokens per block.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from pabench_kernels.trace import note_entry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Phase = Literal["prefill", "decode"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
+ALL_PHASES: frozenset[Phase] = frozenset(PHASES)
+
+
+@dataclass(frozen=True, eq=False)
+class PagedBatch:
+    """One attention call over a paged KV cache.
+
+    Order of operations: q·k × scale → soft cap → + slope · (key_pos − query_pos) → mask → sink joins the denominator →
+    softmax. The last query token of a sequence stands at position ``seq_len − 1``. A sequence of length 0 gives zeros
+    and lse −inf, even with sinks. Nothing outside a sequence's own ``seq_lens`` tokens may influence its output.
+    """
+
+    query: Tensor  # [T, Hq, D], packed, no padding between sequences
+    key_cache: Tensor  # [NB, BS, Hkv, D], any strides, last dim contiguous
+    value_cache: Tensor  # [NB, BS, Hkv, Dv]
+    block_table: Tensor  # int32 [S, max_blocks_per_seq]; -1 where unused
+    seq_lens: Tensor  # int32 [S]; may be 0 (padding row)
+    query_start_loc: Tensor  # int32 [S + 1]
+    max_query_len: int  # host copies, so that no kernel must synchronise to learn them
+    max_seq_len: int
+    scale: float  # softmax scale; the kernel applies it, exactly this one
+    k_scale: Tensor | None = None  # fp32 dequantisation factors: [] per tensor or [Hkv]; None = 1.0
+    v_scale: Tensor | None = None
+    causal: bool = True
+    sliding_window: int | None = None  # lower bound only: key_pos > query_pos - window, causal or not
+    alibi_slopes: Tensor | None = None  # fp32 [Hq]
+    logits_soft_cap: float | None = None
+    sinks: Tensor | None = None  # fp32 [Hq]; joins the softmax denominator only
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.query.shape[0])
+
+    @property
+    def num_seqs(self) -> int:
+        return int(self.seq_lens.shape[0])
+
+    @property
+    def num_q_heads(self) -> int:
+        return int(self.query.shape[1])
+
+    @property
+    def num_kv_heads(self) -> int:
+        return int(self.key_cache.shape[2])
+
+    @property
+    def head_dim(self) -> int:
+        return int(self.query.shape[2])
+
+    @property
+    def head_dim_v(self) -> int:
+        return int(self.value_cache.shape[3])
+
+    @property
+    def block_size(self) -> int:
+        return int(self.key_cache.shape[1])
+
+    @property
+    def group_size(self) -> int:
+        """Query heads per KV head (71 for falcon-7b)."""
+        return self.num_q_heads // self.num_kv_heads
+
+    @property
+    def phases(self) -> frozenset[Phase]:
+        """The phases present: "decode" = one query token, "prefill" = more. Synchronises only for a ragged batch."""
+        if self.max_query_len <= 1:
+            return frozenset({"decode"})
+        lens = self.query_start_loc.diff()
+        return frozenset({"prefill", "decode"} if bool((lens == 1).any()) else {"prefill"})
+
+
+Unsupported = Callable[[PagedBatch], list[str]]
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A kernel as the registry lists it, without importing it. ``target`` is "module:attribute"."""
+
+    name: str
+    target: str
+    phases: frozenset[Phase]
+    summary: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A callable paged-attention kernel.
+
+    ``kernel(batch)`` gives [T, Hq, Dv] in the query's dtype; ``kernel(batch, return_lse=True)`` gives
+    ``(out, lse fp32 [T, Hq])``, natural logarithm, sink included. Raises ``TypeError`` where the kernel has no lse, and
+    ``NotImplementedError`` for a limit found late.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    phases: frozenset[Phase] = ALL_PHASES
+    declared_limits: Unsupported | None = None
+    stranger: bool = False  # not one of the registry: its launches are counted only where they are seen
+    counts_launches: bool = True  # whether launches of this kernel can be counted at all
+    has_lse: bool = field(default=False)
+
+    def unsupported(self, batch: PagedBatch) -> list[str]:
+        """Reasons why this batch cannot be computed; empty if it can."""
+        reasons = [] if self.declared_limits is None else [str(r) for r in self.declared_limits(batch)]
+        missing = batch.phases - self.phases
+        if missing:
+            reasons.append(f"{self.name} has no {' and no '.join(sorted(missing))} phase")
+        return reasons
+
+    def __call__(self, batch: PagedBatch, *, return_lse: bool = False) -> Any:
+        note_entry(self.name)
+        if not return_lse:
+            return self.fn(batch)
+        if not self.has_lse:
+            raise TypeError(f"kernel '{self.name}' returns no lse")
+        return self.fn(batch, return_lse=True)
+
+
+def kernel(
+    name: str, *, phases: Iterable[Phase] = PHASES, unsupported: Unsupported | None = None
+) -> Callable[[Callable[..., Any]], Kernel]:
+    """Decorator: make a launcher ``fn(batch, return_lse=False)`` a registered kernel.
+
+    The launcher must call ``trace.count_launch(name)`` where it launches; every entry is counted here, also when one
+    kernel calls another.
+    """
+
+    def wrap(fn: Callable[..., Any]) -> Kernel:
+        return Kernel(
+            name=name,
+            fn=fn,
+            phases=frozenset(phases),
+            declared_limits=unsupported,
+            has_lse="return_lse" in inspect.signature(fn).parameters,
+        )
+
+    return wrap

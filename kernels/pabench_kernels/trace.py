@@ -1,0 +1,55 @@
+"""What really ran: entries and launches counted where they happen, per layer and phase.
+
+Triton's own launch hooks do nothing under the interpreter, so each launcher counts for itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+Where = tuple[str, int, str]  # kernel name, layer, phase ("prefill", "decode" or "mixed")
+
+
+@dataclass
+class ExecutionTrace:
+    """Counts of one judged case; ``selected`` is what dispatch chose, ``entered`` and ``launched`` what happened."""
+
+    selected: Counter[Where] = field(default_factory=Counter)
+    entered: Counter[Where] = field(default_factory=Counter)
+    launched: Counter[Where] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class _Scope:
+    trace: ExecutionTrace
+    layer: int
+    phase: str
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("pabench_kernel_scope", default=None)
+
+
+@contextmanager
+def tracing(trace: ExecutionTrace, layer: int, phase: str) -> Iterator[None]:
+    """Count entries and launches inside the block into ``trace``, under this layer and phase."""
+    token = _scope.set(_Scope(trace, layer, phase))
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def note_entry(name: str) -> None:
+    """A registered kernel was entered, by dispatch or by another kernel."""
+    if (scope := _scope.get()) is not None:
+        scope.trace.entered[name, scope.layer, scope.phase] += 1
+
+
+def count_launch(name: str) -> None:
+    """The launcher of kernel ``name`` launches now."""
+    if (scope := _scope.get()) is not None:
+        scope.trace.launched[name, scope.layer, scope.phase] += 1
