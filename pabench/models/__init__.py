@@ -1,0 +1,1 @@
+"""Models: find them (cache, hub, PyPI wheels, files), load them, describe their attention."""

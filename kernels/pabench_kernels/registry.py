@@ -1,0 +1,82 @@
+"""Kernels by name: built-in, installed through entry points, or a function in somebody's file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from pabench_kernels.contract import ALL_PHASES, Kernel, KernelSpec
+from pabench_kernels.stranger import as_kernel, load_file
+
+ENTRY_POINT_GROUP = "pabench.kernels"
+
+_BUILT_IN = (
+    KernelSpec(
+        "torch_paged",
+        "pabench_kernels.torch_paged:torch_paged",
+        ALL_PHASES,
+        "gather through the block table, then torch SDPA; both phases, runs anywhere",
+    ),
+    KernelSpec(
+        "triton_decode",
+        "pabench_kernels.triton_decode:triton_decode",
+        frozenset({"decode"}),
+        "Triton, one query token a sequence, online softmax over block tiles",
+    ),
+    KernelSpec(
+        "triton_prefill",
+        "pabench_kernels.triton_prefill:triton_prefill",
+        frozenset({"prefill"}),
+        "Triton, packed prefill with or without cached past",
+    ),
+)
+
+
+class UnknownKernelError(LookupError):
+    """No kernel of that name, or the file or function that was named cannot be loaded. The text is for the user."""
+
+
+@cache
+def kernel_specs() -> Mapping[str, KernelSpec]:
+    """All kernels by name, without importing any. Raises ``UnknownKernelError`` if two claim one name."""
+    specs = {spec.name: spec for spec in _BUILT_IN}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.name in specs:
+            raise UnknownKernelError(
+                f"two kernels are named '{point.name}': {specs[point.name].target} and {point.value}; "
+                f"rename the entry point of {point.value}"
+            )
+        specs[point.name] = KernelSpec(point.name, point.value, ALL_PHASES, "installed through an entry point")
+    return specs
+
+
+def kernel_names() -> list[str]:
+    """Names that ``get_kernel`` knows, sorted."""
+    return sorted(kernel_specs())
+
+
+def get_kernel(name: str) -> Kernel:
+    """The kernel called ``name``: a registered name, or "path/to/file.py:function".
+
+    Raises ``UnknownKernelError`` with a sentence for the user.
+    """
+    if ".py:" in name or name.endswith(".py"):
+        path, _, attribute = name.rpartition(":") if ".py:" in name else (name, "", "")
+        try:
+            return load_file(path, attribute)
+        except LookupError as error:
+            raise UnknownKernelError(str(error)) from error
+    specs = kernel_specs()
+    if name not in specs:
+        close = get_close_matches(name, specs, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(repr(c) for c in close)}?" if close else f"known: {', '.join(sorted(specs))}"
+        raise UnknownKernelError(f"unknown kernel '{name}'; {hint} (a kernel of your own is named FILE.py:FUNCTION)")
+    module_name, _, attribute = specs[name].target.partition(":")
+    try:
+        found = getattr(import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UnknownKernelError(f"kernel '{name}' ({specs[name].target}) cannot be imported: {error}") from error
+    return found if isinstance(found, Kernel) else as_kernel(found, name)

@@ -1,0 +1,94 @@
+"""A plain function in anybody's file as a kernel: taken to support everything unless it says otherwise."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pabench_kernels.contract import ALL_PHASES, Kernel
+from pabench_kernels.trace import count_launch
+
+
+def load_file(path: str, function: str) -> Kernel:
+    """The kernel ``function`` of the Python file ``path``. Raises ``LookupError`` with a sentence for the user."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise LookupError(f"kernel file '{path}' does not exist; give FILE.py:FUNCTION")
+    module = _import_file(file, path)
+    found = getattr(module, function, None) if function else None
+    if found is None or not callable(found):
+        names = sorted(n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__)
+        what = f"no function '{function}'" if function else "no function named"
+        raise LookupError(f"kernel '{path}': {what}; its functions are: {', '.join(names) or 'none'}")
+    name = f"{file.name}:{function}"
+    if isinstance(found, Kernel):
+        return found
+    return as_kernel(found, name, counts_launches=_count_triton_launches(module, name))
+
+
+def as_kernel(fn: Callable[..., Any], name: str, *, counts_launches: bool = False) -> Kernel:
+    """Wrap a plain function ``fn(batch) -> Tensor`` with its optional attributes ``unsupported`` and ``phases``.
+
+    Raises ``LookupError`` if ``phases`` names anything but prefill and decode.
+    """
+    phases = frozenset(getattr(fn, "phases", ALL_PHASES))
+    if not phases or not phases <= ALL_PHASES:
+        raise LookupError(f"kernel '{name}': phases must be some of prefill, decode, got {sorted(map(str, phases))}")
+    return Kernel(
+        name=name,
+        fn=fn,
+        phases=phases,
+        declared_limits=getattr(fn, "unsupported", None),
+        stranger=True,
+        counts_launches=counts_launches,
+        has_lse="return_lse" in inspect.signature(fn).parameters,
+    )
+
+
+def _import_file(file: Path, shown: str) -> ModuleType:
+    resolved = file.resolve()
+    unique = f"pabench_stranger_{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(unique, resolved)
+    if spec is None or spec.loader is None:
+        raise LookupError(f"kernel file '{shown}' is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[unique] = module  # dataclasses and Triton look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        sys.modules.pop(unique, None)
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise LookupError(f"kernel file '{shown}' cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _count_triton_launches(module: ModuleType, name: str) -> bool:
+    """Count launches of the Triton functions defined in this very file; False if it defines none.
+
+    Both JIT and interpreted functions are launched through ``run``, so that is where the count belongs.
+    """
+    found = False
+    for value in vars(module).values():
+        run, inner = getattr(value, "run", None), getattr(value, "fn", None)
+        if not type(value).__module__.startswith("triton.") or not callable(run):
+            continue
+        while inner is not None and not inspect.isfunction(inner):  # autotune and heuristics wrap a JIT function
+            inner = getattr(inner, "fn", None)
+        if inner is None or inner.__module__ != module.__name__:
+            continue
+        found = True
+
+        def counted(*args: Any, _run: Callable[..., Any] = run, **kwargs: Any) -> Any:
+            if not kwargs.get("warmup"):
+                count_launch(name)
+            return _run(*args, **kwargs)
+
+        value.run = counted
+    return found

@@ -1,0 +1,63 @@
+"""Progress on stderr while a run works: one bar over the cases, and what is being done right now."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from pabench.records import Record
+
+if TYPE_CHECKING:
+    from pabench.cases import ModelCase
+
+_MARKS = {"PASS": "[green]✓[/]", "NEAR_TIE": "[green]≈[/]", "SKIPPED": "[dim]–[/]", "INCONCLUSIVE": "[yellow]?[/]"}
+
+
+class RunProgress:
+    """A Watcher that draws. ``quiet`` draws nothing; what is no terminal gets one line a case; ``verbose`` adds tracebacks."""
+
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        self.verbose = verbose
+        self.console = Console(stderr=True, quiet=quiet)
+        self._bar = Progress(
+            SpinnerColumn(),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=self.console,
+            transient=True,
+            disable=quiet or not self.console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=None)
+
+    def __enter__(self) -> RunProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def begin(self, cases: Sequence[ModelCase], done: int) -> None:
+        self._bar.update(self._task, total=len(cases), completed=done, description="starting")
+
+    def note(self, text: str) -> None:
+        self._bar.update(self._task, description=text)
+
+    def crashed(self, error: Exception) -> None:
+        if self.verbose:
+            self.console.print("".join(traceback.format_exception(error)), markup=False, highlight=False)
+
+    def case_done(self, record: Record) -> None:
+        mark = _MARKS.get(record.status, "[red]✗[/]")
+        kv = "" if record.kv_dtype == record.dtype else f" + {record.kv_dtype} KV"
+        took = "" if record.duration_s is None else f" [dim]{record.duration_s:.0f} s[/]"
+        self.console.print(
+            f"{mark} {record.status:<12} {record.model} {record.dtype}{kv}  {record.kernel}{took}", highlight=False
+        )
+        self._bar.advance(self._task)

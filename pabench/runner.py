@@ -1,0 +1,346 @@
+"""The only orchestrator: Suite → cases → checks → records. A crash in one case costs that case."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import product
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+
+from pabench.cases import ModelCase, Precision, config_of, inputs_digest, precisions, repro_command
+from pabench.checks.model import OnFallback, judge
+from pabench.checks.model_record import record_groups
+from pabench.environment import collect, git_state
+from pabench.errors import CannotJudge, PabenchError, UsageError
+from pabench.models.load import LoadedModel, ModelSource, load_model, resolve_model
+from pabench.prompts import Prompt, choose, read_prompts
+from pabench.records import Record, RunHeader, RunInfo, summarize
+from pabench.reference.run import ReferenceRun, run_reference
+from pabench.results import RunFolder
+from pabench.resume import find_unfinished
+from pabench.suite import Suite
+from pabench_kernels.registry import UnknownKernelError
+from pabench_kernels.request import KernelRequest, parse_request, split_requests
+
+TORCH_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+}
+
+
+class Watcher(Protocol):
+    """Is told what happens, for progress display."""
+
+    def begin(self, cases: Sequence[ModelCase], done: int) -> None: ...
+    def note(self, text: str) -> None: ...
+    def crashed(self, error: Exception) -> None: ...
+    def case_done(self, record: Record) -> None: ...
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run needs besides its suite."""
+
+    argv: tuple[str, ...]
+    output: Path
+    seed: int = 0
+    device: str = "cpu"
+    on_fallback: OnFallback = "fail"
+    offline: bool = False
+    prompts_file: str | None = None
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    folder: Path
+    header: RunHeader
+    records: tuple[Record, ...]
+
+
+def run_suite(suite: Suite, options: RunOptions, watcher: Watcher) -> FinishedRun:
+    """Judge every case of ``suite``; each is stored as it finishes. Raises ``PabenchError`` before the first case for
+    what the user must mend. After ``KeyboardInterrupt`` the run folder says "interrupted" and the exception goes on."""
+    _check_device(options.device)
+    requests = _requests(suite.kernels)
+    prompts = read_prompts(options.prompts_file) if options.prompts_file else choose(suite.prompts.kinds, options.seed)
+    sources = [resolve_model(name, offline=options.offline) for name in suite.models]
+    cases = _plan(suite, options, requests, prompts, sources)
+    config, config_hash = config_of(
+        suite,
+        options.seed,
+        prompts,
+        device=options.device,
+        on_fallback=options.on_fallback,
+        model_fingerprints={s.name: s.fingerprint for s in sources},
+    )
+    git = git_state()
+    folder = find_unfinished(options.output, config_hash) if options.resume else None
+    folder = folder or RunFolder.create(options.output, device=options.device, git_sha=git.sha)
+    info = RunInfo(
+        id=folder.run_id,
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        argv=list(options.argv),
+        suite=suite.name,
+        config=config,
+        config_hash=config_hash,
+        seed=options.seed,
+        git=git,
+    )
+    header = RunHeader(run=info, environment=collect(options.device))
+    folder.start(header)
+    started = time.monotonic()
+    watcher.begin(cases, sum(case.case_id in folder.finished for case in cases))
+
+    def finish(verdict: Literal["interrupted"] | None = None) -> RunHeader:
+        summary = summarize(folder.records, requested={(r.name, "model") for r in requests})
+        if verdict:
+            summary = summary.model_copy(update={"verdict": verdict, "exit_code": 130})
+        done = header.model_copy(
+            update={
+                "summary": summary,
+                "run": info.model_copy(
+                    update={
+                        "finished_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+                        "duration_s": round(time.monotonic() - started, 1),
+                        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                    }
+                ),
+            }
+        )
+        folder.finish(done)
+        return done
+
+    try:
+        for record in _judge_all(suite, options, requests, prompts, sources, cases, folder.finished, watcher):
+            folder.append(record)
+            watcher.case_done(record)
+    except KeyboardInterrupt:
+        finish("interrupted")
+        raise
+    return FinishedRun(folder.path, finish(), tuple(folder.records))
+
+
+def _check_device(device: str) -> None:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise UsageError(f"unknown device '{device}'; use cpu, cuda or cuda:N") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise CannotJudge(f"device '{device}' is not available here; use --device cpu")
+
+
+def _requests(kernels: Iterable[str]) -> list[KernelRequest]:
+    try:
+        requests = [parse_request(text) for text in split_requests(list(kernels))]
+    except UnknownKernelError as error:
+        raise UsageError(str(error)) from error
+    if not requests:
+        raise UsageError("no kernel was given; name one with -k, see `pabench list kernels`")
+    return list({r.name: r for r in requests}.values())
+
+
+def _plan(
+    suite: Suite,
+    options: RunOptions,
+    requests: Sequence[KernelRequest],
+    prompts: Sequence[Prompt],
+    sources: Sequence[ModelSource],
+) -> list[ModelCase]:
+    cases = []
+    for source, precision, request in product(sources, precisions(suite), requests):
+        repro = repro_command(
+            suite, source.name, request.text, precision, seed=options.seed, prompts_file=options.prompts_file
+        )
+        digest = inputs_digest(suite, prompts, source.fingerprint)
+        cases.append(ModelCase(source.name, request.name, request.text, precision, suite.block_size, digest, repro))
+    return cases
+
+
+def _judge_all(
+    suite: Suite,
+    options: RunOptions,
+    requests: Sequence[KernelRequest],
+    prompts: Sequence[Prompt],
+    sources: Sequence[ModelSource],
+    cases: Sequence[ModelCase],
+    finished: set[str],
+    watcher: Watcher,
+) -> Iterator[Record]:
+    """One record per case not yet finished; cases that share a reference run one after the other."""
+    by_name = {r.name: r for r in requests}
+    for source in sources:
+        shelf = _Shelf(source, options.device)
+        for precision in precisions(suite):
+            group = [
+                c for c in cases if c.model == source.name and c.precision == precision and c.case_id not in finished
+            ]
+            if not group:
+                continue
+            try:
+                watcher.note(f"{source.name} {precision.asked}: loading")
+                reference = _reference(shelf, precision, suite, prompts, watcher)
+            except Exception as error:
+                watcher.crashed(error)
+                yield from (_failed(case, error) for case in group)
+                continue
+            try:
+                for case in group:
+                    yield _judge_one(case, by_name[case.kernel], reference, suite, options, watcher)
+            finally:
+                reference.close()
+
+
+class _Shelf:
+    """Models of one source by dtype: the one in use and its oracle; others are dropped."""
+
+    def __init__(self, source: ModelSource, device: str) -> None:
+        self.source = source
+        self.device = device
+        self._loaded: dict[torch.dtype, LoadedModel] = {}
+
+    def get(self, dtype: torch.dtype) -> LoadedModel:
+        if dtype not in self._loaded:
+            self._loaded[dtype] = load_model(self.source, dtype=dtype, device=self.device)
+        return self._loaded[dtype]
+
+    def keep(self, dtypes: set[torch.dtype]) -> None:
+        self._loaded = {d: m for d, m in self._loaded.items() if d in dtypes}
+        gc.collect()
+
+    def oracle(self, dtype: torch.dtype) -> LoadedModel | None:
+        """The model in fp32, or fp64 where fp32 is judged; None where it does not fit in half the free memory."""
+        wanted = torch.float64 if dtype == torch.float32 else torch.float32
+        self.keep({dtype, wanted})
+        if wanted not in self._loaded:
+            parameters = sum(p.numel() for p in self.get(dtype).model.parameters())
+            if self.device == "cpu" and parameters * wanted.itemsize > _free_memory() / 2:
+                return None
+        return self.get(wanted)
+
+
+def _free_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _reference(
+    shelf: _Shelf, precision: Precision, suite: Suite, prompts: Sequence[Prompt], watcher: Watcher
+) -> ReferenceRun:
+    loaded = shelf.get(TORCH_DTYPES[precision.dtype])
+    token_ids = [_tokenize(loaded, prompt, suite) for prompt in prompts]
+    oracle = shelf.oracle(loaded.model.dtype)
+    return run_reference(
+        loaded,
+        token_ids,
+        suite.max_new_tokens,
+        kv_dtype=TORCH_DTYPES[precision.kv_dtype] if precision.quantized else None,
+        oracle_model=oracle,
+        progress=lambda text: watcher.note(f"{loaded.name} {precision.asked}: {text}"),
+    )
+
+
+def _tokenize(loaded: LoadedModel, prompt: Prompt, suite: Suite) -> list[int]:
+    """Token ids; a bank prompt is cut to the suite's length, a user's own is refused if the model cannot hold it."""
+    ids: list[int] = list(loaded.tokenizer(prompt.text)["input_ids"])
+    if prompt.kind != "file":
+        ids = ids[: suite.prompts.max_tokens]
+    limit = loaded.geometry.max_length
+    if len(ids) + suite.max_new_tokens > limit:
+        raise UsageError(
+            f"prompt '{prompt.id}' has {len(ids)} tokens; with {suite.max_new_tokens} new ones it exceeds the "
+            f"{limit} tokens of {loaded.name}; shorten it or lower --max-new-tokens"
+        )
+    if not ids:
+        raise UsageError(f"prompt '{prompt.id}' has no tokens; give some text")
+    return ids
+
+
+def _stop_tokens(loaded: LoadedModel) -> list[int]:
+    config = getattr(loaded.model, "generation_config", None)
+    eos = getattr(config, "eos_token_id", None)
+    if eos is None:
+        eos = loaded.tokenizer.eos_token_id
+    return [eos] if isinstance(eos, int) else list(eos or [])
+
+
+def _judge_one(
+    case: ModelCase,
+    request: KernelRequest,
+    reference: ReferenceRun,
+    suite: Suite,
+    options: RunOptions,
+    watcher: Watcher,
+) -> Record:
+    started = time.monotonic()
+    if reference.nonfinite:
+        return _record(
+            case,
+            status="SKIPPED",
+            reason="reference_nonfinite",
+            message=f"the dense reference itself is NaN or Inf in {case.precision.asked} at {reference.nonfinite} "
+            f"positions; {case.model} does not support this dtype",
+        )
+    try:
+        outcome = judge(
+            reference,
+            request,
+            block_size=case.block_size,
+            token_budget=suite.token_budget,
+            on_fallback=options.on_fallback,
+            stop_tokens=_stop_tokens(reference.path.loaded),
+            progress=lambda text: watcher.note(f"{case.model} {case.precision.asked} {case.kernel}: {text}"),
+        )
+    except Exception as error:
+        watcher.crashed(error)
+        return _failed(case, error)
+    return _record(
+        case,
+        status=outcome.status,
+        reason=outcome.reason,
+        message=outcome.message,
+        duration_s=round(time.monotonic() - started, 2),
+        **record_groups(outcome),
+    )
+
+
+def _failed(case: ModelCase, error: Exception) -> Record:
+    """A case that could not be run to its end: what cannot be judged is INCONCLUSIVE, anything else an ERROR."""
+    if isinstance(error, CannotJudge | UsageError):
+        return _record(case, status="INCONCLUSIVE", reason="cannot_judge", message=str(error))
+    if isinstance(error, PabenchError):
+        return _record(case, status="ERROR", reason="execution", message=str(error))
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    message = f"{type(error).__name__}: {error} (at {Path(at.filename).name}:{at.lineno})"
+    return _record(case, status="ERROR", reason="crash", message=message)
+
+
+def _record(case: ModelCase, **fields: object) -> Record:
+    return Record.model_validate(
+        {
+            "case_id": case.case_id,
+            "pair_key": case.pair_key,
+            "check": "model",
+            "model": case.model,
+            "kernel": case.kernel,
+            "dtype": case.precision.dtype,
+            "kv_dtype": case.precision.kv_dtype,
+            "block_size": case.block_size,
+            "repro": case.repro,
+            **fields,
+        }
+    )
+
+

@@ -1,0 +1,107 @@
+"""suites/*.yaml → validated, resolved, frozen Suite. A flag of the command line replaces what the suite says. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from pabench.errors import UsageError, did_you_mean
+
+DTYPES = ("fp32", "bf16", "fp16", "fp8")
+KV_DTYPES = ("auto", "fp8_e4m3", "fp8_e5m2", "int8")
+CHECKS = ("model",)
+
+
+class PromptChoice(BaseModel):
+    """How many prompts of which kinds the seed picks from the bank, and how long they may be."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kinds: tuple[str, ...] = Field(min_length=1)
+    max_tokens: int = Field(default=512, ge=1)
+
+
+class Suite(BaseModel):
+    """What to judge. Every field is resolved: nothing is read later from the environment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    description: str
+    models: tuple[str, ...] = Field(min_length=1)
+    kernels: tuple[str, ...] = Field(min_length=1)
+    dtypes: tuple[str, ...] = Field(min_length=1)
+    kv_dtype: str = "auto"
+    checks: tuple[Literal["model"], ...] = Field(default=("model",), min_length=1)
+    block_size: int = Field(default=16, ge=1, le=512)
+    token_budget: int = Field(default=128, ge=1)
+    max_new_tokens: int = Field(default=24, ge=2)
+    prompts: PromptChoice
+
+    @field_validator("dtypes")
+    @classmethod
+    def _known_dtypes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_one_of("dtype", v, DTYPES) for v in dict.fromkeys(value))
+
+    @field_validator("kv_dtype")
+    @classmethod
+    def _known_kv_dtype(cls, value: str) -> str:
+        return _one_of("kv-dtype", value, KV_DTYPES)
+
+
+def _one_of(what: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ValueError(f"unknown {what} '{value}'; {did_you_mean(value, known)}")
+    return value
+
+
+@cache
+def suites_folder() -> Path:
+    """The built-in suites: in the installed package, else in the checkout."""
+    package = Path(str(files("pabench"))) / "builtin_suites"
+    return package if package.is_dir() else Path(str(files("pabench"))).parent / "suites"
+
+
+def list_suites() -> list[tuple[str, str, Path]]:
+    """(name, description, path) of the built-in suites."""
+    suites = [(load_suite(str(path)), path) for path in sorted(suites_folder().glob("*.yaml"))]
+    return [(suite.name, suite.description, path) for suite, path in suites]
+
+
+def load_suite(name: str, changes: Mapping[str, Any] | None = None) -> Suite:
+    """A built-in suite or a YAML file, with ``changes`` replacing its top-level fields. Raises ``UsageError``."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else suites_folder() / f"{name}.yaml"
+    if not path.is_file():
+        known = [p.stem for p in suites_folder().glob("*.yaml")]
+        raise UsageError(f"unknown suite '{name}'; {did_you_mean(name, known)} (or give a YAML file)")
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"suite '{name}' cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"suite '{name}' is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"suite '{name}' must be a mapping of keys, got {type(data).__name__}")
+    try:
+        return Suite.model_validate({**data, **(changes or {})})
+    except ValidationError as error:
+        raise UsageError(f"suite '{name}': {_sentence(error)}") from error
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first problem pydantic found, as one sentence with a hint."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        model: type[BaseModel] = PromptChoice if first["loc"][0] == "prompts" else Suite
+        return f"unknown key '{where}'; {did_you_mean(str(first['loc'][-1]), model.model_fields)}"
+    if first["type"] == "missing":
+        return f"key '{where}' is missing"
+    message = first["msg"].removeprefix("Value error, ")
+    return message if message.startswith("unknown") else f"{where}: {message.lower()}, got {first['input']!r}"
