@@ -42,12 +42,6 @@ def installed(package: str) -> str | None:
         return None
 
 
-def use_interpreter_without_gpu(device: str) -> None:
-    """Triton runs on a CPU under its interpreter only. Call it before triton is imported; the user's own choice stays."""
-    if device.startswith("cpu"):
-        os.environ.setdefault("TRITON_INTERPRET", "1")
-
-
 def triton_mode(device: str) -> Literal["interpreter", "gpu", "none"]:
     if installed("triton") is None:
         return "none"

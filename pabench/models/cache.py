@@ -65,22 +65,23 @@ def build_once(
                 fresh.rename(entry)
             finally:
                 _sweep(temporary)
-    except PabenchError:
-        raise
-    except OSError as error:
-        raise explain_os_error(error, root) from error
+    except Exception as error:
+        if (explained := _explain(error, root)) is None:
+            raise
+        raise explained from error
     return entry
 
 
-def explain_os_error(error: OSError, root: Path) -> PabenchError | OSError:
-    """A sentence for a full disk or a cache that cannot be written; any other error as it is."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+def _explain(error: Exception, root: Path) -> PabenchError | None:
+    """A sentence for a full disk or a cache that cannot be written; None for any other error."""
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):  # safetensors' own error type
         return ExecutionError(f"no disk space left in the cache {root}; free some, or set {ENV} to another folder")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
         return UsageError(
-            f"the cache {root} cannot be written ({error.strerror}); set {ENV} to a folder that can be written"
+            f"the cache {root} cannot be written ({os.strerror(number)}); set {ENV} to a folder that can be written"
         )
-    return error
+    return None
 
 
 @contextmanager

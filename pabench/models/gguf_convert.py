@@ -66,6 +66,8 @@ def convert(gguf: Path, into: Path, *, sha256: str) -> None:
         config.name_or_path = model.name_or_path = tokenizer.name_or_path = ""
         model.save_pretrained(into)
         tokenizer.save_pretrained(into)
+    for file in into.glob("*.safetensors"):
+        file.chmod((into / "config.json").stat().st_mode)  # safetensors makes them readable to their owner alone
     (into / folder.SOURCE_FILE).write_text(json.dumps({"gguf_sha256": sha256}))
 
 

@@ -36,7 +36,8 @@ def hub_answers() -> bool:
         try:
             urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=_CHECK_S).close()
             answered.append(True)
-        except urllib.error.HTTPError:  # an answer all the same
+        except urllib.error.HTTPError as error:  # an answer all the same
+            error.close()
             answered.append(True)
         except (OSError, ValueError):
             pass

@@ -102,6 +102,13 @@ def load_model(
 
 def _model_folder(path: Path) -> Path:
     """The folder of safetensors that a user's path stands for; a GGUF file is converted."""
+    try:
+        return _find_model_folder(path)
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read ({error.strerror or error}); check its permissions") from error
+
+
+def _find_model_folder(path: Path) -> Path:
     if path.is_file():
         return converted(path)  # which refuses what is no GGUF
     ggufs = sorted(file.name for file in path.glob("*.gguf"))
