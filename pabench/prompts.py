@@ -64,7 +64,7 @@ def read_prompts(path: str) -> list[Prompt]:
             content = value if isinstance(value, str) else value["text"]
         except (ValueError, TypeError, KeyError) as error:
             raise UsageError(
-                f'prompts file \'{path}\', line {n}: must be a JSON string or an object with "text", got {line[:60]!r}'
+                f"prompts file '{path}', line {n}: must be a JSON string or an object with \"text\", got {line[:60]!r}"
             ) from error
         if not isinstance(content, str) or not content:
             raise UsageError(f"prompts file '{path}', line {n}: the text must be a non-empty string, got {content!r}")

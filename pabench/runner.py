@@ -342,5 +342,3 @@ def _record(case: ModelCase, **fields: object) -> Record:
             **fields,
         }
     )
-
-

@@ -1,4 +1,4 @@
-"""suites/*.yaml → validated, resolved, frozen Suite. A flag of the command line replaces what the suite says. No torch."""
+"""suites/*.yaml → validated, resolved, frozen Suite. Flags of the command line replace what it says. No torch."""
 
 from __future__ import annotations
 

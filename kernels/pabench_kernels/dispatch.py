@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from pabench_kernels.contract import PHASES, Kernel, PagedBatch, Phase
+from pabench_kernels.contract import PHASES, Kernel, PagedBatch
 from pabench_kernels.registry import get_kernel, kernel_names
 from pabench_kernels.request import PAIRED, KernelRequest
 from pabench_kernels.trace import ExecutionTrace, tracing
@@ -79,7 +79,9 @@ class Dispatcher:
                 self.trace.selected[kernel.name, layer, phase] -= 1
         other = get_kernel(self.fallback_name)
         if not under_test or other.name == kernel.name:
-            raise ContractBrokenError(f"kernel '{kernel.name}' is needed here and does not support it: {'; '.join(reasons)}")
+            raise ContractBrokenError(
+                f"kernel '{kernel.name}' is needed here and does not support it: {'; '.join(reasons)}"
+            )
         self.fallbacks[FallbackKey(kernel.name, other.name, tuple(reasons), phase, layer)] += 1
         with tracing(self.trace, layer, f"fallback {phase}"):
             return _checked(other, other(batch), batch)
@@ -138,7 +140,9 @@ class Dispatcher:
 def _select(batch: PagedBatch, rows: Tensor) -> tuple[PagedBatch, Tensor]:
     """The sub-batch of the sequences ``rows`` [n], and the indices of its tokens in the whole batch."""
     starts, lens = batch.query_start_loc[rows].long(), batch.query_start_loc.diff()[rows].long()
-    tokens = torch.cat([torch.arange(s, s + n, device=rows.device) for s, n in zip(starts.tolist(), lens.tolist(), strict=True)])
+    tokens = torch.cat(
+        [torch.arange(s, s + n, device=rows.device) for s, n in zip(starts.tolist(), lens.tolist(), strict=True)]
+    )
     start_loc = torch.zeros(len(rows) + 1, dtype=torch.int32, device=rows.device)
     start_loc[1:] = lens.cumsum(0)
     seq_lens = batch.seq_lens[rows]
@@ -160,5 +164,7 @@ def _checked(kernel: Kernel, out: object, batch: PagedBatch) -> Tensor:
     if not isinstance(out, torch.Tensor):
         raise ContractBrokenError(f"kernel '{kernel.name}' {want}, got {type(out).__name__}")
     if tuple(out.shape) != shape or out.dtype != batch.query.dtype or out.device != batch.query.device:
-        raise ContractBrokenError(f"kernel '{kernel.name}' {want}, got {list(out.shape)} of {out.dtype} on {out.device}")
+        raise ContractBrokenError(
+            f"kernel '{kernel.name}' {want}, got {list(out.shape)} of {out.dtype} on {out.device}"
+        )
     return out

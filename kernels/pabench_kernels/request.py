@@ -13,7 +13,7 @@ PAIRED = "torch_paged"
 
 @dataclass(frozen=True)
 class KernelRequest:
-    """A kernel for each phase. Phases in ``under_test`` were asked for; the rest is ``paired``, which is no fallback."""
+    """A kernel for each phase. Those in ``under_test`` were asked for; the rest is ``paired``, which is no fallback."""
 
     name: str  # as recorded: the kernel's name, or "prefill=A,decode=B"
     text: str  # as given on the command line, for repro commands
@@ -56,7 +56,8 @@ def parse_request(text: str) -> KernelRequest:
             kernels[phase] = get_kernel(name.strip())
             if phase not in kernels[phase].phases:
                 raise UnknownKernelError(
-                    f"kernel '{kernels[phase].name}' has no {phase} phase; it has {', '.join(sorted(kernels[phase].phases))}"
+                    f"kernel '{kernels[phase].name}' has no {phase} phase; "
+                    f"it has {', '.join(sorted(kernels[phase].phases))}"
                 )
         name = ",".join(f"{p}={kernels[p].name}" for p in PHASES if p in kernels)
     else:

@@ -1,4 +1,4 @@
-"""The candidate's side of a model case: one packed run, teacher-forced, with each diverging text forked off to run free."""
+"""The candidate's side of a model case: one packed run, teacher-forced; a text that parts is forked to run free."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CandidateRun:
         )
 
     def run(self) -> None:
-        """Teacher-force every prompt through prefill and decode. Raises ``RefusedError``; what a kernel raises passes."""
+        """Teacher-force every prompt, prefill and decode. Raises ``RefusedError``; what a kernel raises passes."""
         prompts, engine = self.reference.prompts, self.engine
         main: dict[int, int] = {}  # sequence -> prompt
         forks: dict[int, int] = {}

@@ -97,7 +97,11 @@ def _status(
     if findings:
         message = "; ".join(f"{f.check}: {f.message}" for f in findings)
         wrong = {f.reason for f in findings}
-        return ("DEGENERATE" if "degenerate" in wrong and "fallback" not in wrong else "FAIL"), findings[0].reason, message
+        return (
+            ("DEGENERATE" if "degenerate" in wrong and "fallback" not in wrong else "FAIL"),
+            findings[0].reason,
+            message,
+        )
     if gap := _coverage(dispatcher, candidate.reference.path.loaded.geometry.num_layers, on_fallback):
         return "INCONCLUSIVE", "coverage", f"coverage: {gap}"
     if len(candidate.stats) < MIN_POSITIONS:
@@ -163,7 +167,9 @@ def _attention(shadow: ShadowReport) -> Iterable[Finding]:
 def _logits(candidate: CandidateRun) -> Iterable[Finding]:
     stats, floor = candidate.stats, candidate.reference.floor.mean_kld
     if stats.nonfinite:
-        yield Finding("logits", "nonfinite", f"NaN or Inf at {stats.nonfinite} of {len(stats)} positions", "nonfinite", 1.0)
+        yield Finding(
+            "logits", "nonfinite", f"NaN or Inf at {stats.nonfinite} of {len(stats)} positions", "nonfinite", 1.0
+        )
         return
     mean = stats.mean_kld
     if mean <= KLD_LIMIT * floor:
@@ -171,7 +177,11 @@ def _logits(candidate: CandidateRun) -> Iterable[Finding]:
     reference_kld = candidate.reference.oracle_kld
     if reference_kld is not None and candidate.oracle_stats.mean_kld <= reference_kld:
         return  # nearer to the truth than the reference is: not worse
-    yield Finding("logits", "kld_above_floor", f"mean KLD {mean:.3g} is {mean / floor:.3g} × the noise floor (limit {KLD_LIMIT:g})")
+    yield Finding(
+        "logits",
+        "kld_above_floor",
+        f"mean KLD {mean:.3g} is {mean / floor:.3g} × the noise floor (limit {KLD_LIMIT:g})",
+    )
 
 
 def _tokens(runs: tuple[FreeRun, ...], classes: tuple[TokenClass, ...], reference: ReferenceRun) -> Iterable[Finding]:
@@ -189,7 +199,8 @@ def _tokens(runs: tuple[FreeRun, ...], classes: tuple[TokenClass, ...], referenc
         yield Finding(
             "tokens",
             reason,
-            f"{len(bad)} of {len(runs)} texts, e.g. prompt {first.divergence.prompt} from token {first.divergence.index}: {what} "
+            f"{len(bad)} of {len(runs)} texts, e.g. prompt {first.divergence.prompt} from token "
+            f"{first.divergence.index}: {what} "
             f"(margin {margin:.3g}, floor {reference.floor.margin:.3g})",
             fault,
             0.9 if kind == "degenerate" else 0.0,
@@ -209,7 +220,9 @@ def _coverage(dispatcher: Dispatcher, num_layers: int, on_fallback: OnFallback) 
     for phase in sorted(dispatcher.request.under_test):
         if len(seen[phase]) < num_layers:
             name = dispatcher.request.kernels[phase].name
-            return f"{name} was called in {phase} in {len(seen[phase])} of {num_layers} layers, so nothing is known of it"
+            return (
+                f"{name} was called in {phase} in {len(seen[phase])} of {num_layers} layers, so nothing is known of it"
+            )
     if proof == "unknown":
         return f"no launch of {dispatcher.request.name} was counted, so what computed the result is unknown"
     return None

@@ -27,13 +27,12 @@ from pabench.records import (
     Tokens,
     Worst,
 )
-from pabench.reference.logits import LogitStats
 from pabench_kernels.contract import PHASES
 from pabench_kernels.dispatch import Dispatcher
 
 
 def record_groups(outcome: ModelOutcome) -> dict[str, Any]:
-    """The groups ``execution, accuracy, logits, tokens, diagnosis`` of the case's record; None where nothing was measured."""
+    """The groups execution, accuracy, logits, tokens and diagnosis of the record; None where nothing was measured."""
     candidate = outcome.candidate
     return {
         "execution": execution_group(outcome.dispatcher),
@@ -57,9 +56,7 @@ def execution_group(dispatcher: Dispatcher) -> Execution:
         Fallback(from_=k.from_, to=k.to, reasons=list(k.reasons), phase=k.phase, layer=k.layer, calls=n)
         for k, n in dispatcher.fallbacks.items()
     ] + [
-        Fallback(
-            from_=chosen, to=entered, reasons=[f"entered from inside {chosen}"], phase=phase, layer=layer, calls=n
-        )
+        Fallback(from_=chosen, to=entered, reasons=[f"entered from inside {chosen}"], phase=phase, layer=layer, calls=n)
         for (chosen, entered, phase, layer), n in dispatcher.intruders().items()
     ]
     return Execution(
@@ -161,9 +158,9 @@ def _tokens(candidate: CandidateRun, outcome: ModelOutcome) -> Tokens:
             candidate_token=d.candidate_token,
             margin=d.margin,
             margin_over_floor=d.margin / reference.floor.margin,
-            reference_text=tokenizer.decode([d.reference_token]),
-            candidate_text=tokenizer.decode([d.candidate_token]),
-            prompt_text=tokenizer.decode(list(reference.prompts[d.prompt])),
+            reference_text=str(tokenizer.decode([d.reference_token])),
+            candidate_text=str(tokenizer.decode([d.candidate_token])),
+            prompt_text=str(tokenizer.decode(list(reference.prompts[d.prompt]))),
         )
     return Tokens(
         n_seq=len(outcome.runs),
@@ -174,7 +171,7 @@ def _tokens(candidate: CandidateRun, outcome: ModelOutcome) -> Tokens:
             per_prompt={str(i): r.divergence.index if r.divergence else None for i, r in enumerate(outcome.runs)},
         ),
         prefix_match=float(np.mean([prefix_match(run) for run in outcome.runs])),
-        classes=TokenClasses(**Counter(outcome.classes)),
+        classes=TokenClasses.model_validate(Counter(outcome.classes)),
         first=first,
     )
 

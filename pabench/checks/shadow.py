@@ -74,7 +74,7 @@ class ShadowReport:
 
 @dataclass
 class ShadowObserver:
-    """Hold each attention call of a paged engine against the oracle. Sequences not seen from their start (forks) are skipped."""
+    """Hold each attention call of a paged engine against the oracle; forks, not seen from their start, are skipped."""
 
     kv_dtype: torch.dtype
     scales: KVScales | None = None
@@ -113,7 +113,16 @@ class ShadowObserver:
         )
 
     def _judge(
-        self, layer: int, phase: str, seq: int, start: int, batch: PagedBatch, rows: slice, k: Tensor, v: Tensor, out: Tensor
+        self,
+        layer: int,
+        phase: str,
+        seq: int,
+        start: int,
+        batch: PagedBatch,
+        rows: slice,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
     ) -> _Call:
         query = batch.query[rows]
         positions = torch.arange(start, start + len(query), device=query.device)
@@ -169,7 +178,13 @@ class ShadowObserver:
                 largest = float(ratio.max())
                 token, head = divmod(int(ratio.argmax()), ratio.shape[1])
                 worst = WorstRow(
-                    call.layer, call.phase, call.step, call.seq, call.start + token, head, int(call.worst_dim[token, head])
+                    call.layer,
+                    call.phase,
+                    call.step,
+                    call.seq,
+                    call.start + token,
+                    head,
+                    int(call.worst_dim[token, head]),
                 )
         return ShadowReport(
             rows=honest.numel(),

@@ -11,7 +11,7 @@ TokenClass = Literal["identical", "near_tie", "beyond_noise", "degenerate"]
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where sequence ``prompt`` first parts. ``margin``: reference's logit of its own token minus of the candidate's."""
+    """Where text ``prompt`` first parts. ``margin``: the reference's logit of its own token less the candidate's."""
 
     prompt: int
     index: int  # 0-based generated-token position
@@ -40,7 +40,7 @@ def until_stop(tokens: Sequence[int], stop_tokens: frozenset[int]) -> tuple[int,
 
 
 def repeats(tokens: Sequence[int], *, longest_period: int = 4, least: int = 12) -> bool:
-    """Whether the end of a text is one short phrase over and over: ``least`` tokens or more of period ≤ ``longest_period``."""
+    """Whether a text ends in one short phrase over and over: ``least`` tokens or more of period ≤ ``longest_period``."""
     for period in range(1, longest_period + 1):
         run = 0
         for a, b in zip(reversed(tokens), reversed(tokens[:-period]), strict=False):

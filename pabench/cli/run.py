@@ -45,7 +45,9 @@ def run(
         int | None, typer.Option("--block-size", help="Tokens per KV block.", show_default=False)
     ] = None,
     page_size: Annotated[int | None, typer.Option("--page-size", hidden=True)] = None,
-    checks: Annotated[list[str] | None, typer.Option("--checks", help="What to judge: model.", show_default=False)] = None,
+    checks: Annotated[
+        list[str] | None, typer.Option("--checks", help="What to judge: model.", show_default=False)
+    ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option("--max-new-tokens", help="Generated tokens per prompt.", show_default=False)
     ] = None,
@@ -72,7 +74,7 @@ def run(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress; only the result.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Tracebacks of crashed cases too.")] = False,
 ) -> None:
-    """Judge paged-attention kernels inside real models: logits, tokens and every attention call against dense attention."""
+    """Judge paged kernels inside real models: logits, tokens and every attention call against dense attention."""
     from pabench.suite import load_suite
 
     changes = {

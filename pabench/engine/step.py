@@ -1,4 +1,4 @@
-"""One forward pass over a packed, ragged batch: what each sequence contributes, and the tensors the kernels are given."""
+"""One forward pass over a packed, ragged batch: what each sequence contributes, and the tensors kernels are given."""
 
 from __future__ import annotations
 

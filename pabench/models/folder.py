@@ -33,8 +33,12 @@ def missing_files(folder: Path) -> list[str]:
 
 def is_whole(folder: Path) -> bool:
     """Whether ``folder`` has a config, every weights file and a tokenizer."""
-    has_tokenizer = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
-    return has_tokenizer and not missing_files(folder)
+    return has_tokenizer(folder) and not missing_files(folder)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether ``folder`` has a tokenizer file of a usual name."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
 
 
 def fingerprint(folder: Path) -> str:

@@ -60,7 +60,7 @@ def convert(gguf: Path, into: Path, *, sha256: str) -> None:
         tied = set(model.all_tied_weights_keys) if config.tie_word_embeddings else set()
         if lacking := sorted(set(lacking) - tied):
             raise UsageError(
-                f"'{gguf.name}' has no weights for {lacking[0]} and {len(lacking) - 1} more of {type(model).__name__}; "
+                f"'{gguf.name}' lacks weights of {type(model).__name__} ({len(lacking)}, the first is {lacking[0]}); "
                 "get the file again, or use the model's safetensors"
             )
         config.name_or_path = model.name_or_path = tokenizer.name_or_path = ""

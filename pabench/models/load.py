@@ -114,7 +114,8 @@ def _find_model_folder(path: Path) -> Path:
     ggufs = sorted(file.name for file in path.glob("*.gguf"))
     if ggufs and not folder.weight_files(path):
         if len(ggufs) > 1:
-            raise UsageError(f"'{path}' holds {len(ggufs)} GGUF files ({', '.join(ggufs[:4])}, …); name one of them")
+            listed = ", ".join(ggufs[:4]) + (", …" if len(ggufs) > 4 else "")
+            raise UsageError(f"'{path}' holds {len(ggufs)} GGUF files ({listed}); name one of them")
         return converted(path / ggufs[0])
     if lacking := folder.missing_files(path):
         raise UsageError(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pabench.errors import CannotJudge, PabenchError, UsageError
+from pabench.models import folder
 from pabench.models.geometry import describe_attention
 from pabench.models.notices import quiet_transformers
 
@@ -30,12 +31,13 @@ def load_pretrained(
         try:
             config = AutoConfig.from_pretrained(path, **local)
         except Exception as error:
-            raise _config_error(name, error) from error
+            raise _config_error(path, name, error) from error
         describe_attention(config)  # refuse before gigabytes are read
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, **local)
         except Exception as error:
-            raise UsageError(f"model '{name}' has no usable tokenizer ({_line(error)}); {_REMEDY}") from error
+            reason = _line(error, path) if folder.has_tokenizer(path) else "no tokenizer file in its folder"
+            raise UsageError(f"model '{name}' has no usable tokenizer ({reason}); {_REMEDY}") from error
         model = _load_weights(path, name, config, dtype, attn_implementation, local)
     return model, tokenizer
 
@@ -63,30 +65,33 @@ def _load_weights(
             dtype=dtype,
             attn_implementation=attn_implementation,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, with the weight's name
             use_safetensors=True,
             **local,
         )
     except Exception as error:
         raise UsageError(
-            f"the weights of model '{name}' are damaged or do not fit its config ({_line(error)}); {_REMEDY}"
+            f"the weights of model '{name}' are damaged or do not fit its config ({_line(error, path)}); {_REMEDY}"
         ) from error
+    if unfit := sorted(key for key, *_ in loading["mismatched_keys"]):
+        raise UsageError(f"weight {unfit[0]} of model '{name}' has not the shape that its config names; {_REMEDY}")
     if lacking := sorted(loading["missing_keys"]):  # transformers would leave them random, and only warn
-        raise UsageError(f"model '{name}' lacks {len(lacking)} weights, {lacking[0]} among them; {_REMEDY}")
+        raise UsageError(f"model '{name}' lacks weights ({len(lacking)}, the first is {lacking[0]}); {_REMEDY}")
     return model  # type: ignore[no-any-return]
 
 
-def _config_error(name: str, error: Exception) -> PabenchError:
+def _config_error(path: Path, name: str, error: Exception) -> PabenchError:
     if isinstance(error, (ValueError, KeyError)) and any(
         words in str(error) for words in ("does not recognize", "trust_remote_code", "remote code", "custom code")
     ):
         return CannotJudge(
-            f"model '{name}' has an architecture that this transformers does not know ({_line(error)}); "
+            f"model '{name}' has an architecture that this transformers does not know ({_line(error, path)}); "
             "update transformers; code shipped with a model is never run"
         )
-    return UsageError(f"the config.json of model '{name}' cannot be read ({_line(error)}); {_REMEDY}")
+    return UsageError(f"the config.json of model '{name}' cannot be read ({_line(error, path)}); {_REMEDY}")
 
 
-def _line(error: Exception) -> str:
-    """The first sentence of transformers' message, without absolute paths being cut in their middle."""
-    text = " ".join(str(error).split()) or type(error).__name__
+def _line(error: Exception, path: Path) -> str:
+    """The first sentence of transformers' message, without the absolute path, which has no business in a record."""
+    text = " ".join(str(error).replace(str(path), path.name).split()) or type(error).__name__
     return text.split(". ")[0].rstrip(".")[:200]

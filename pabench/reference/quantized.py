@@ -56,7 +56,7 @@ class _AmaxCache(DynamicCache):
 
 @torch.inference_mode()
 def calibrate(loaded: LoadedModel, prompts: Sequence[Sequence[int]], kv_dtype: torch.dtype) -> KVScales:
-    """Per-tensor scales of each layer: the largest |K| and |V| of the prompts, on the dense path, over the dtype's maximum."""
+    """Per-tensor scales of each layer: the prompts' largest |K| and |V| on the dense path, over the dtype's maximum."""
     amax: dict[tuple[int, str], float] = {}
     model: PreTrainedModel = loaded.model
     for prompt in prompts:

@@ -86,8 +86,24 @@ def run_reference(
         progress("calibrating KV scales")
         scales = calibrate(loaded, prompts, kv_dtype)
     path = DensePath(loaded, "sdpa", kv_dtype, scales)
-    kept = tuple(kept_positions(len(p)) for p in prompts)
     spool = LogitSpool(loaded.geometry.vocab_size, loaded.model.dtype)
+    try:
+        return _run(loaded, prompts, num_tokens, path, spool, oracle_model, progress)
+    except BaseException:
+        spool.close()
+        raise
+
+
+def _run(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    num_tokens: int,
+    path: DensePath,
+    spool: LogitSpool,
+    oracle_model: LoadedModel | None,
+    progress: Progress,
+) -> ReferenceRun:
+    kept = tuple(kept_positions(len(p)) for p in prompts)
     tokens: list[tuple[int, ...]] = []
     nonfinite = 0
     for s, prompt in enumerate(prompts):
@@ -130,7 +146,7 @@ def _with_context(run: ReferenceRun, oracle_model: LoadedModel | None, progress:
     eager = LogitStats()
     for s, prompt in enumerate(run.prompts):
         text = run.tokens[s]
-        for position, row in eager_path.forced(prompt, lambda i, t=text: t[i], len(text), run.kept[s]):
+        for position, row in eager_path.forced(prompt, text.__getitem__, len(text), run.kept[s]):
             eager.add(compare_rows(run.spool.get((s, position)), row, run.target(s, position)))
     variants = {"padded_batch": padded, "eager": eager}
     unit = torch.finfo(loaded.model.dtype).eps / 2
@@ -165,9 +181,13 @@ def _spool_whole(run: ReferenceRun, path: DensePath, dtype: torch.dtype) -> tupl
     """Logits of another dense path on the same tokens, and the mean KLD of the reference from it."""
     spool = LogitSpool(path.loaded.geometry.vocab_size, dtype)
     stats = LogitStats()
-    for s, (prompt, tokens) in enumerate(zip(run.prompts, run.tokens, strict=True)):
-        text = [*prompt, *tokens[:-1]]
-        for position, row in path.whole(text, [*run.kept[s], *range(len(prompt), len(text))]):
-            spool.put((s, position), row)
-            stats.add(compare_rows(row, run.spool.get((s, position)), run.target(s, position)))
+    try:
+        for s, (prompt, tokens) in enumerate(zip(run.prompts, run.tokens, strict=True)):
+            text = [*prompt, *tokens[:-1]]
+            for position, row in path.whole(text, [*run.kept[s], *range(len(prompt), len(text))]):
+                spool.put((s, position), row)
+                stats.add(compare_rows(row, run.spool.get((s, position)), run.target(s, position)))
+    except BaseException:
+        spool.close()
+        raise
     return spool, stats.mean_kld

@@ -21,7 +21,7 @@ class LogitSpool:
         self.dtype = dtype
         self._row_bytes = vocab_size * dtype.itemsize
         self._rows: dict[Key, int] = {}
-        self._file = tempfile.TemporaryFile(prefix="pabench-logits-")
+        self._file = tempfile.TemporaryFile(prefix="pabench-logits-")  # noqa: SIM115 (closed by close)
 
     def __enter__(self) -> LogitSpool:
         return self
@@ -50,7 +50,8 @@ class LogitSpool:
             self._file.flush()
         except OSError as error:
             raise ExecutionError(
-                f"cannot keep reference logits in '{tempfile.gettempdir()}': {error.strerror}; free some space there or set TMPDIR"
+                f"cannot keep reference logits in '{tempfile.gettempdir()}': {error.strerror}; "
+                "free some space there or set TMPDIR"
             ) from error
         self._rows[key] = len(self._rows)
 

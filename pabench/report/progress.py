@@ -19,7 +19,7 @@ _MARKS = {"PASS": "[green]✓[/]", "NEAR_TIE": "[green]≈[/]", "SKIPPED": "[dim
 
 
 class RunProgress:
-    """A Watcher that draws. ``quiet`` draws nothing; what is no terminal gets one line a case; ``verbose`` adds tracebacks."""
+    """A Watcher that draws; what is no terminal gets a line a case. ``quiet`` draws nothing, ``verbose`` tracebacks."""
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
         self.verbose = verbose

@@ -58,7 +58,7 @@ def test_a_folder_with_one_gguf_is_that_model(tmp_path, tiny_gguf):
 def test_a_folder_with_two_ggufs_is_ambiguous(tmp_path):
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).touch()
-    with pytest.raises(UsageError, match=r"holds 2 GGUF files \(a.gguf, b.gguf.*name one of them"):
+    with pytest.raises(UsageError, match=r"holds 2 GGUF files \(a.gguf, b.gguf\); name one of them"):
         resolve_model(str(tmp_path))
 
 

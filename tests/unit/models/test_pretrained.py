@@ -52,21 +52,23 @@ def test_a_weight_that_is_missing_is_not_drawn_at_random(path):
     del weights["model.layers.0.self_attn.o_proj.weight"]
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(
-        UsageError, match=r"'my-model' lacks 1 weights, model.layers.0.self_attn.o_proj.weight among them"
+        UsageError, match=r"'my-model' lacks weights \(1, the first is model.layers.0.self_attn.o_proj.weight\)"
     ):
         load(path)
 
 
 def test_weights_of_another_shape(path):
     change_config(path, intermediate_size=48)
-    with pytest.raises(UsageError, match="weights of model 'my-model' are damaged or do not fit its config"):
+    with pytest.raises(UsageError, match=r"weight model.layers.0.mlp.\w+.weight of model 'my-model' has not the shape"):
         load(path)
 
 
 def test_no_tokenizer(path):
     for file in path.glob("tokenizer*"):
         file.unlink()
-    with pytest.raises(UsageError, match=r"'my-model' has no usable tokenizer \(.*\); copy or download"):
+    with pytest.raises(
+        UsageError, match=r"'my-model' has no usable tokenizer \(no tokenizer file in its folder\); copy or download"
+    ):
         load(path)
 
 
@@ -81,8 +83,9 @@ def test_an_unknown_architecture(path):
 def test_code_that_comes_with_a_model_is_not_run(path):
     (path / "evil.py").write_text("raise SystemExit('ran')")
     change_config(path, model_type="quux", auto_map={"AutoConfig": "evil.Config"})
-    with pytest.raises(CannotJudge, match="code shipped with a model is never run"):
+    with pytest.raises(CannotJudge, match="code shipped with a model is never run") as error:
         load(path)
+    assert str(path) not in str(error.value)
 
 
 def test_a_config_of_nonsense(path):
