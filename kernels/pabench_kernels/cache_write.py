@@ -53,10 +53,11 @@ def reshape_and_cache(
 ) -> None:
     """Write each new token into its slot of both caches, in place.
 
-    ``key`` [T, Hkv, D] and ``value`` [T, Hkv, Dv] in any float dtype; ``key_cache`` [NB, BS, Hkv, D] and ``value_cache``
-    [NB, BS, Hkv, Dv] in any strides; ``slot_mapping`` int64 [T] holds block × BS + offset, or −1 to skip that token. What
-    is stored is ``quantize(key, key_cache.dtype, k_scale)``. Raises ``ValueError`` before anything is written if shapes
-    disagree or a slot lies outside the pool. The operation is vLLM's ``reshape_and_cache``.
+    ``key`` [T, Hkv, D] and ``value`` [T, Hkv, Dv] in any float dtype; ``key_cache`` [NB, BS, Hkv, D] and
+    ``value_cache`` [NB, BS, Hkv, Dv] in any strides; ``slot_mapping`` int64 [T] holds block × BS + offset, or −1 to
+    skip that token. What is stored is ``quantize(key, key_cache.dtype, k_scale)``. Raises ``ValueError`` before
+    anything is written if shapes disagree or a slot lies outside the pool. The operation is vLLM's
+    ``reshape_and_cache``.
     """
     _check(key, value, key_cache, value_cache, slot_mapping)
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):

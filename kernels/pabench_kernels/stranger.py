@@ -23,7 +23,11 @@ def load_file(path: str, function: str) -> Kernel:
     module = _import_file(file, path)
     found = getattr(module, function, None) if function else None
     if found is None or not callable(found):
-        names = sorted(n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__)
+        names = sorted(
+            n
+            for n, v in vars(module).items()
+            if inspect.isfunction(v) and v.__module__ == module.__name__ and not n.startswith("_")
+        )
         what = f"no function '{function}'" if function else "no function named"
         raise LookupError(f"kernel '{path}': {what}; its functions are: {', '.join(names) or 'none'}")
     name = f"{file.name}:{function}"

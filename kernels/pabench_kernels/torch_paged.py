@@ -1,7 +1,7 @@
 """Paged attention from torch operators: gather a sequence's blocks, then ordinary attention on what was gathered.
 
-Shape legend: T packed query tokens, S sequences, Hq query heads, Hkv KV heads, G = Hq / Hkv, N query tokens and L keys of
-one sequence, D head_dim, Dv value head_dim.
+Shape legend: T packed query tokens, S sequences, Hq query heads, Hkv KV heads, G = Hq / Hkv, N query tokens and L keys
+of one sequence, D head_dim, Dv value head_dim.
 """
 
 from __future__ import annotations
@@ -127,11 +127,16 @@ def _fp32(batch: PagedBatch, part: _Sequence) -> tuple[Tensor, Tensor]:
             slopes = batch.alibi_slopes.view(batch.num_kv_heads, batch.group_size, 1, 1)
             logits = logits + slopes * _distance(part, start, stop, logits.device)
         logits = logits.masked_fill(~_visible(batch, part, start, stop), -math.inf)
-        lse = logits.logsumexp(-1)
+        top = logits.amax(-1, keepdim=True)
         if batch.sinks is not None:
-            lse = torch.logaddexp(lse, batch.sinks.view(batch.num_kv_heads, batch.group_size, 1).float())
-        outs.append((logits - lse[..., None]).exp() @ value)
-        lses.append(lse)
+            sinks = batch.sinks.float().view(batch.num_kv_heads, batch.group_size, 1, 1)
+            top = torch.maximum(top, sinks)
+        weights = (logits - top).exp()
+        total = weights.sum(-1, keepdim=True)
+        if batch.sinks is not None:
+            total = total + (sinks - top).exp()
+        outs.append(weights @ value / total)  # not exp(logits − lse): rounding a large lse would scale the whole row
+        lses.append((top + total.log())[..., 0])
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 

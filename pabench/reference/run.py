@@ -133,27 +133,16 @@ def _run(
 
 
 def _with_context(run: ReferenceRun, oracle_model: LoadedModel | None, progress: Progress) -> ReferenceRun:
-    progress("noise floor: dense against itself, padded batch")
     loaded, path = run.path.loaded, run.path
-    padded = LogitStats()
-    batch = _batchable([len(p) for p in run.prompts])
-    rows = path.forced_batch(*([field[i] for i in batch] for field in (run.prompts, run.tokens, run.kept)))
-    for i, position, row in rows:
-        seq = batch[i]
-        padded.add(compare_rows(run.spool.get((seq, position)), row, run.target(seq, position)))
-    progress("noise floor: dense against itself, eager attention")
-    eager_path = DensePath(loaded, "eager", path.kv_dtype, path.scales)
-    eager = LogitStats()
-    for s, prompt in enumerate(run.prompts):
-        text = run.tokens[s]
-        for position, row in eager_path.forced(prompt, text.__getitem__, len(text), run.kept[s]):
-            eager.add(compare_rows(run.spool.get((s, position)), row, run.target(s, position)))
-    variants = {"padded_batch": padded, "eager": eager}
+    variants = {
+        "padded_batch": _against_itself(run, path, progress),
+        "padded_batch_eager": _against_itself(run, replace(path, attention="eager"), progress),
+    }
     unit = torch.finfo(loaded.model.dtype).eps / 2
     floor = NoiseFloor(
-        mean_kld=max(roundoff_kld(padded, loaded.model.dtype), *(v.mean_kld for v in variants.values())),
+        mean_kld=max(roundoff_kld(variants["padded_batch"], loaded.model.dtype), *(v.mean_kld for v in variants.values())),
         margin=max(
-            2 * unit * float(abs(padded.column("top_logit")).max()),
+            2 * unit * float(abs(variants["padded_batch"].column("top_logit")).max()),
             *(float(v.column("margin_shift").max()) for v in variants.values()),
         ),
         variants=variants,
@@ -168,6 +157,18 @@ def _with_context(run: ReferenceRun, oracle_model: LoadedModel | None, progress:
         spool, quantization_kld = _spool_whole(run, DensePath(loaded), loaded.model.dtype)
         spool.close()
     return replace(run, floor=floor, oracle=oracle, oracle_kld=oracle_kld, quantization_kld=quantization_kld)
+
+
+def _against_itself(run: ReferenceRun, path: DensePath, progress: Progress) -> LogitStats:
+    """``path`` in one padded batch, on the reference's tokens, against the reference: another valid order of sums."""
+    progress(f"noise floor: dense against itself, padded batch, {path.attention}")
+    stats = LogitStats()
+    batch = _batchable([len(p) for p in run.prompts])
+    rows = path.forced_batch(*([field[i] for i in batch] for field in (run.prompts, run.tokens, run.kept)))
+    for i, position, row in rows:
+        seq = batch[i]
+        stats.add(compare_rows(run.spool.get((seq, position)), row, run.target(seq, position)))
+    return stats
 
 
 def _batchable(lengths: Sequence[int]) -> list[int]:

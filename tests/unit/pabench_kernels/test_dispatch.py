@@ -113,7 +113,7 @@ def test_a_late_refusal_is_recorded_alike():
     def late(b):
         raise NotImplementedError("no")
 
-    dispatcher = Dispatcher(request(Kernel(name="late", fn=late)))
+    dispatcher = Dispatcher(request(Kernel(name="late", fn=late), "decode"))
     dispatcher(batch((1, 1)), 0)
     assert dispatcher.refused_everything
     assert next(iter(dispatcher.fallbacks)).reasons == ("no",)
@@ -172,7 +172,7 @@ def test_kernel_lists_are_split_but_pairs_stay_whole(values, expected):
     [
         ("torch_pagd", "did you mean 'torch_paged'"),
         ("nowhere.py:f", "'nowhere.py' does not exist"),
-        (f"{FAULTY}:nothing", "no function 'nothing'; its functions are: declares_head_dim_128"),
+        (f"{FAULTY}:nothing", "no function 'nothing'; its functions are: declares_head_dim_128, "),
         (f"{FAULTY}", "no function named"),
         ("decode=triton_prefill", "no decode phase; it has prefill"),
         ("prefill=torch_paged,prefill=torch_paged", "each phase once"),

@@ -1,0 +1,195 @@
+"""What the Triton kernels share: limits, how cache elements become numbers, and launch settings.
+
+The same sources run on a GPU and under Triton's interpreter. The interpreter pays per operation and not per element, so
+there a program takes many (sequence, KV head) pairs (``PAIRS``) and long key tiles; on a GPU it takes one pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pabench_kernels.contract import PagedBatch
+
+MAX_HEAD_DIM = 256
+MIN_DOT = 16  # tensor cores take no smaller tile
+MAX_INTERPRETED_TILE = 1 << 20  # elements; Triton allows no larger tensor
+INTERPRETED_PROGRAM = 100_000  # what one more program costs, in loaded elements
+QUERY_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+# How an element lies in memory: (the dtype it is passed as, the FORMAT that `to_number` reads). fp8 is decoded from its
+# bits: sm_80 has no e4m3 conversion, and the interpreter reads fp8 NaN as finite numbers.
+_QUANTIZED = {
+    torch.float8_e4m3fn: (torch.uint8, "e4m3"),
+    torch.float8_e5m2: (torch.uint8, "e5m2"),
+    torch.int8: (torch.int8, "plain"),
+}
+
+
+@triton.jit
+def to_number(raw, FORMAT: tl.constexpr, DTYPE: tl.constexpr):
+    """Loaded elements as ``DTYPE``, exactly: every fp8 and int8 number is also a bf16, an fp16 and an fp32 number."""
+    if FORMAT == "e4m3":
+        half = ((raw & 0x80).to(tl.int16) << 8) | ((raw & 0x7F).to(tl.int16) << 7)  # fp16 has 8 more exponent bias
+        number = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        return tl.where((raw & 0x7F) == 0x7F, float("nan"), number).to(DTYPE)
+    elif FORMAT == "e5m2":
+        return (raw.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(DTYPE)
+    elif FORMAT == "bf16_bits":
+        return (raw.to(tl.int32) << 16).to(tl.float32, bitcast=True).to(DTYPE)
+    else:
+        return raw.to(DTYPE)
+
+
+@triton.jit
+def soft_capped(logits, cap):
+    """``cap × tanh(logits / cap)``; Taylor near 0, where (1 − e⁻²ˣ) / (1 + e⁻²ˣ) would cancel."""
+    x = logits / cap
+    y = x * x
+    series = 62.0 / 2835 + y * (-1382.0 / 155925 + y * (21844.0 / 6081075))
+    series = 1.0 + y * (-1.0 / 3 + y * (2.0 / 15 + y * (-17.0 / 315 + y * series)))
+    t = tl.exp(-2.0 * tl.abs(x))
+    far = (1.0 - t) / (1.0 + t)
+    return cap * tl.where(y < 0.25, x * series, tl.where(x < 0, -far, far))
+
+
+def interpreting() -> bool:
+    """Whether kernels are run by Triton's interpreter, which must be chosen before triton is imported."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def storage(x: Tensor) -> tuple[Tensor, str]:
+    """``x`` as the kernel is given it, and its FORMAT. The interpreter has no bf16 arithmetic: it gets the bits."""
+    if x.dtype == torch.bfloat16 and interpreting():
+        return x.view(torch.int16), "bf16_bits"
+    dtype, fmt = _QUANTIZED.get(x.dtype, (x.dtype, "plain"))
+    return x.view(dtype), fmt
+
+
+def limits(batch: PagedBatch) -> list[str]:
+    """What neither Triton kernel computes, as sentences; empty if they can."""
+    reasons = []
+    if batch.query.device.type == "cpu" and not interpreting():
+        reasons.append("Triton needs a GPU or TRITON_INTERPRET=1")
+    if batch.query.dtype not in QUERY_DTYPES:
+        reasons.append(f"query dtype must be fp32, fp16 or bf16, got {batch.query.dtype}")
+    if batch.num_q_heads % batch.num_kv_heads:
+        reasons.append(f"{batch.num_q_heads} query heads are no multiple of {batch.num_kv_heads} KV heads")
+    for name, dim in (("head_dim", batch.head_dim), ("value head_dim", batch.head_dim_v)):
+        if dim > MAX_HEAD_DIM:
+            reasons.append(f"{name} must be at most {MAX_HEAD_DIM}, got {dim}")
+    tensors = {"query": batch.query, "key_cache": batch.key_cache, "value_cache": batch.value_cache}
+    for name, x in tensors.items():
+        if x.shape[-1] > 1 and x.stride(-1) != 1:
+            reasons.append(f"{name}'s last dimension must be contiguous, got stride {x.stride(-1)}")
+        if name != "query" and x.dtype != batch.query.dtype and x.dtype not in _QUANTIZED:
+            reasons.append(f"{name} must be {batch.query.dtype}, fp8_e4m3fn, fp8_e5m2 or int8, got {x.dtype}")
+    for name, scale in (("k_scale", batch.k_scale), ("v_scale", batch.v_scale)):
+        if scale is not None and tuple(scale.shape) not in ((), (batch.num_kv_heads,)):
+            reasons.append(f"{name} must be per tensor or per head, got shape {list(scale.shape)}")
+    return reasons
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tile sizes and GPU launch settings. ``rows`` query rows and ``keys`` keys of each of ``pairs`` pairs."""
+
+    pairs: int
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+def gpu_tiling(rows: int, dim: int, itemsize: int) -> Tiling:
+    """``rows`` query rows of padded width ``dim``; a K or V tile takes at most 16 KiB of shared memory a stage."""
+    keys = max(16, min(64, 8192 // (dim * itemsize // 2)))
+    stages = 1 if itemsize == 4 else 2
+    return Tiling(1, rows, keys, 4 if rows * dim <= 8192 else 8, stages)
+
+
+def interpreted_pairs(batch: PagedBatch, rows: int, keys: int) -> int:
+    """Pairs per program under the interpreter: a power of two that leaves few programs and few empty places."""
+    dim = padded(max(batch.head_dim, batch.head_dim_v))
+    tile = max(rows * keys, rows * dim, keys * dim)
+    num_pairs = batch.num_seqs * batch.num_kv_heads
+    choices = [1 << i for i in range(21) if tile << i <= MAX_INTERPRETED_TILE] or [1]
+    return min(choices, key=lambda pairs: -(-num_pairs // pairs) * (pairs * tile + INTERPRETED_PROGRAM))
+
+
+def compute_dtype(batch: PagedBatch) -> Any:
+    """The dtype in which products are taken: on a GPU the query's, for its tensor cores."""
+    if interpreting():
+        return tl.float32
+    return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[batch.query.dtype]
+
+
+def output_dtype(batch: PagedBatch) -> torch.dtype:
+    """What the kernel stores: under the interpreter fp32, which torch rounds (the interpreter would truncate)."""
+    return torch.float32 if interpreting() else batch.query.dtype
+
+
+def padded(dim: int) -> int:
+    """The tile width of a head_dim: the next power of two, at least what a tensor core takes."""
+    return max(MIN_DOT, triton.next_power_of_2(dim))
+
+
+def shared_arguments(batch: PagedBatch) -> dict[str, Any]:
+    """The arguments that both kernels take by the same names: caches, scales, features and strides.
+
+    A tensor that the batch lacks is passed as ``seq_lens`` and never read: its HAS_ flag is off.
+    """
+    query, q_format = storage(batch.query)
+    key_cache, k_format = storage(batch.key_cache)
+    value_cache, v_format = storage(batch.value_cache)
+    unread = batch.seq_lens
+    k_scale, v_scale = batch.k_scale, batch.v_scale
+    return {
+        "q_ptr": query,
+        "k_ptr": key_cache,
+        "v_ptr": value_cache,
+        "table_ptr": batch.block_table,
+        "seq_lens_ptr": batch.seq_lens,
+        "query_start_ptr": batch.query_start_loc,
+        "k_scale_ptr": unread if k_scale is None else k_scale,
+        "v_scale_ptr": unread if v_scale is None else v_scale,
+        "slopes_ptr": unread if batch.alibi_slopes is None else batch.alibi_slopes,
+        "sinks_ptr": unread if batch.sinks is None else batch.sinks,
+        "scale": float(batch.scale),
+        "soft_cap": float(batch.logits_soft_cap or 1.0),
+        "window": batch.sliding_window or 0,
+        "num_pairs": batch.num_seqs * batch.num_kv_heads,
+        "num_kv_heads": batch.num_kv_heads,
+        "q_stride_token": query.stride(0),
+        "q_stride_head": query.stride(1),
+        "k_stride_block": key_cache.stride(0),
+        "k_stride_token": key_cache.stride(1),
+        "k_stride_head": key_cache.stride(2),
+        "v_stride_block": value_cache.stride(0),
+        "v_stride_token": value_cache.stride(1),
+        "v_stride_head": value_cache.stride(2),
+        "table_stride_seq": batch.block_table.stride(0),
+        "table_stride_block": batch.block_table.stride(1),
+        "k_scale_stride": 0 if k_scale is None or k_scale.ndim == 0 else k_scale.stride(0),
+        "v_scale_stride": 0 if v_scale is None or v_scale.ndim == 0 else v_scale.stride(0),
+        "HEAD_DIM": batch.head_dim,
+        "HEAD_DIM_V": batch.head_dim_v,
+        "D": padded(batch.head_dim),
+        "DV": padded(batch.head_dim_v),
+        "BLOCK_SIZE": batch.block_size,
+        "GROUP": batch.group_size,
+        "Q_FORMAT": q_format,
+        "K_FORMAT": k_format,
+        "V_FORMAT": v_format,
+        "HAS_K_SCALE": k_scale is not None,
+        "HAS_V_SCALE": v_scale is not None,
+        "HAS_ALIBI": batch.alibi_slopes is not None,
+        "HAS_SOFT_CAP": batch.logits_soft_cap is not None,
+        "HAS_SINKS": batch.sinks is not None,
+        "HAS_WINDOW": batch.sliding_window is not None,
+    }
