@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -38,7 +38,7 @@ class Suite(BaseModel):
     kernels: tuple[str, ...] = Field(min_length=1)
     dtypes: tuple[str, ...] = Field(min_length=1)
     kv_dtype: str = "auto"
-    checks: tuple[Literal["model"], ...] = Field(default=("model",), min_length=1)
+    checks: tuple[str, ...] = Field(default=("model",), min_length=1)
     block_size: int = Field(default=16, ge=1, le=512)
     token_budget: int = Field(default=128, ge=1)
     max_new_tokens: int = Field(default=24, ge=2)
@@ -48,6 +48,11 @@ class Suite(BaseModel):
     @classmethod
     def _known_dtypes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(_one_of("dtype", v, DTYPES) for v in dict.fromkeys(value))
+
+    @field_validator("checks")
+    @classmethod
+    def _known_checks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_one_of("check", v, CHECKS) for v in dict.fromkeys(value))
 
     @field_validator("kv_dtype")
     @classmethod
@@ -95,8 +100,9 @@ def load_suite(name: str, changes: Mapping[str, Any] | None = None) -> Suite:
 
 
 def _sentence(error: ValidationError) -> str:
-    """The first problem pydantic found, as one sentence with a hint."""
-    first = error.errors(include_url=False)[0]
+    """One of the problems found, as a sentence with a hint; a misspelt key before the missing one it causes."""
+    problems = error.errors(include_url=False)
+    first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         model: type[BaseModel] = PromptChoice if first["loc"][0] == "prompts" else Suite

@@ -17,7 +17,6 @@ from pabench_kernels.request import KernelRequest
 
 OnFallback = Literal["fail", "warn", "allow"]
 KLD_LIMIT = 3.0  # × the floor's mean KLD (design: how a model run is judged)
-MARGIN_LIMIT = 2.0  # × the largest margin shift of the A/A runs: those saw a few hundred positions, not all
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,7 @@ def judge(
         return ModelOutcome("SKIPPED", "unsupported", f"unsupported: {_reasons(dispatcher)}", (), dispatcher)
     shadow = candidate.shadow.report(reference.path.loaded.model.dtype)
     runs = tuple(candidate.free_runs())
-    tolerance = MARGIN_LIMIT * reference.floor.margin
-    classes = tuple(classify(run, tolerance) for run in runs)
+    classes = tuple(classify(run, reference.floor.margin) for run in runs)
     findings = [
         *_dispatch(dispatcher, on_fallback),
         *_attention(shadow),

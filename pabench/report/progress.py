@@ -58,6 +58,8 @@ class RunProgress:
         kv = "" if record.kv_dtype == record.dtype else f" + {record.kv_dtype} KV"
         took = "" if record.duration_s is None else f" [dim]{record.duration_s:.0f} s[/]"
         self.console.print(
-            f"{mark} {record.status:<12} {record.model} {record.dtype}{kv}  {record.kernel}{took}", highlight=False
+            f"{mark} {record.status:<12} {record.model} {record.dtype}{kv}  {record.kernel}{took}",
+            highlight=False,
+            soft_wrap=True,
         )
         self._bar.advance(self._task)

@@ -102,7 +102,7 @@ def _table(records: Sequence[Record], width: int) -> Table:
         if not wide and proof.plain != "—":
             verdict = Text.assemble(verdict, "\n", proof)
         table.add_row(
-            _kernel(r, 16 if wide else 14),
+            _kernel(r, 16 if wide else 15),
             Text(breakable(r.model or "—", 12)),
             Text(_case(r, 10 if wide else 8)),
             verdict,
@@ -115,7 +115,10 @@ def _table(records: Sequence[Record], width: int) -> Table:
 
 
 def _kernel(r: Record, width: int) -> Text:
-    text = Text(breakable(r.kernel or "—", width))
+    first, _, second = (r.kernel or "—").removeprefix("prefill=").partition(",decode=")
+    text = Text(breakable(first, width))
+    if second:
+        text.append("\n+ " + breakable(second, width - 2).replace("\n", "\n  "))
     if r.execution is not None and r.execution.paired:
         text.append("\n+ " + breakable(r.execution.paired, width - 2).replace("\n", "\n  "), "dim")
     for name in dict.fromkeys(f.to for f in r.execution.fallbacks) if r.execution else ():
@@ -180,6 +183,6 @@ def _next_steps(header: RunHeader, records: Sequence[Record], path: Path) -> lis
         case "could_not_judge":
             return [("choose what is supported; the reasons are above:", "pabench list kernels")]
         case "running" | "interrupted":
-            return [("go on with the same options and:", f"--resume {path}")]
+            return [("go on with the same options and:", "--resume")]
         case _:
             return [("choose a suite:", "pabench list suites")]

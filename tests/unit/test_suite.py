@@ -22,7 +22,7 @@ def test_flags_replace_what_the_suite_says():
         ("quick", {"kv_dtype": "fp8"}, "unknown kv-dtype 'fp8'; did you mean 'fp8_e"),
         ("quick", {"block_size": 0}, "block_size: input should be greater than or equal to 1, got 0"),
         ("quick", {"blocksize": 4}, "unknown key 'blocksize'; did you mean 'block_size'"),
-        ("quick", {"checks": ["kernal"]}, "checks.0"),
+        ("quick", {"checks": ["kernal"]}, "unknown check 'kernal'"),
         ("quick", {"models": []}, "models"),
     ],
 )

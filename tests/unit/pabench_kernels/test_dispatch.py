@@ -34,7 +34,9 @@ def batch(query_lens=(1, 3), seq_lens=(5, 6)):
 def request(kernel, *phases):
     phases = frozenset(phases or kernel.phases)
     other = get_kernel("torch_paged")
-    return KernelRequest(kernel.name, kernel.name, {p: kernel if p in phases else other for p in ("prefill", "decode")}, phases)
+    return KernelRequest(
+        kernel.name, kernel.name, {p: kernel if p in phases else other for p in ("prefill", "decode")}, phases
+    )
 
 
 def counted(name, **options):
@@ -104,7 +106,13 @@ def test_an_unsupported_batch_runs_the_stand_in_and_is_recorded_with_its_reason(
     b = batch((1, 1))
     torch.testing.assert_close(dispatcher(b, 2), get_kernel("torch_paged")(b))
     (key,) = dispatcher.fallbacks
-    assert (key.from_, key.to, key.reasons, key.phase, key.layer) == ("picky", "torch_paged", ("head_dim 8",), "decode", 2)
+    assert (key.from_, key.to, key.reasons, key.phase, key.layer) == (
+        "picky",
+        "torch_paged",
+        ("head_dim 8",),
+        "decode",
+        2,
+    )
     assert dispatcher.proof() == "fell_back"
     assert not dispatcher.under_test_ran
 

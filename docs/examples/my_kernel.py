@@ -1,0 +1,39 @@
+"""A kernel of your own, in plain torch: pabench run smoke -k docs/examples/my_kernel.py:my_kernel"""
+
+import torch
+from pabench_kernels import PagedBatch
+
+
+def my_kernel(batch: PagedBatch) -> torch.Tensor:
+    """Paged attention, sequence by sequence, in fp32. Returns [num_tokens, num_q_heads, head_dim_v]."""
+    out = torch.empty(batch.num_tokens, batch.num_q_heads, batch.head_dim_v, dtype=batch.query.dtype)
+    starts = batch.query_start_loc.tolist()
+    for s, length in enumerate(batch.seq_lens.tolist()):
+        rows = slice(starts[s], starts[s + 1])
+        query = batch.query[rows].float()
+        blocks = batch.block_table[s, : -(-length // batch.block_size)].long()
+        key = batch.key_cache[blocks].flatten(0, 1)[:length].float()
+        value = batch.value_cache[blocks].flatten(0, 1)[:length].float()
+        key = key.repeat_interleave(batch.group_size, dim=1)
+        value = value.repeat_interleave(batch.group_size, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", query, key) * batch.scale
+        future = torch.ones(len(query), length, dtype=torch.bool).triu(length - len(query) + 1)
+        weights = scores.masked_fill(future, float("-inf")).softmax(-1)
+        out[rows] = torch.einsum("hqk,khd->qhd", weights, value).to(out.dtype)
+    return out
+
+
+def _limits(batch: PagedBatch) -> list[str]:
+    """Everything this kernel would get wrong: declared, it is skipped with the reason instead of failing."""
+    limits = {
+        "a quantised cache": batch.k_scale is not None or batch.v_scale is not None,
+        "a sliding window": batch.sliding_window is not None,
+        "ALiBi": batch.alibi_slopes is not None,
+        "a soft cap": batch.logits_soft_cap is not None,
+        "sinks": batch.sinks is not None,
+        "attention that is not causal": not batch.causal,
+    }
+    return [f"{what} is not supported" for what, present in limits.items() if present]
+
+
+my_kernel.unsupported = _limits

@@ -1,0 +1,185 @@
+"""`pabench run` from the outside: errors of use, what is written, interruption and resuming."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pabench.cli.app import app
+
+FAULTY = Path(__file__).parent.parent / "faulty" / "kernels.py"
+TINY = ["run", "smoke", "-m", "tiny-llama", "-k", "torch_paged", "--dtype", "fp32", "-q"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["-m", "tiny-lama"], 2, "unknown model 'tiny-lama'; did you mean 'tiny-llama'"),
+        (["-m", "./nowhere"], 2, "nowhere"),
+        (["-k", "triton_decod"], 2, "unknown kernel 'triton_decod'; did you mean 'triton_decode'"),
+        (["-k", "nowhere.py:f"], 2, "'nowhere.py' does not exist"),
+        (["--dtype", "bf61"], 2, "unknown dtype 'bf61'; did you mean 'bf16'"),
+        (["--kv-dtype", "int9"], 2, "unknown kv-dtype 'int9'; did you mean 'int8'"),
+        (["--block-size", "0"], 2, "block_size"),
+        (["--checks", "kernal"], 2, "unknown check 'kernal'"),
+        (["--prompts", "nowhere.txt"], 2, "prompts file 'nowhere.txt' cannot be read"),
+        (["--device", "gpu"], 2, "unknown device 'gpu'"),
+        (["--on-fallback", "maybe"], 2, "maybe"),
+        (["--max-new-tokens", "1"], 2, "max_new_tokens"),
+        (["--nonsense"], 2, "nonsense"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_writes_nothing(tmp_path, arguments, code, words):
+    result = invoke(*TINY, "-o", str(tmp_path / "out"), *arguments)
+    assert result.exit_code == code
+    assert words in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.glob("out/*/cases.jsonl"))
+
+
+def test_an_unknown_suite_key_is_an_error_with_a_hint(tmp_path):
+    (tmp_path / "s.yaml").write_text("name: s\ndescription: d\nmodels: [tiny-llama]\nkernals: [torch_paged]\n")
+    result = invoke("run", str(tmp_path / "s.yaml"))
+    assert result.exit_code == 2
+    assert "unknown key 'kernals'; did you mean 'kernels'" in " ".join(result.stderr.split())
+
+
+def test_a_cut_off_gguf_is_one_sentence(tmp_path):
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
+    result = invoke("run", "smoke", "-m", str(tmp_path / "cut.gguf"), "-o", str(tmp_path / "out"))
+    assert result.exit_code == 2
+    assert "cut.gguf" in result.stderr
+
+
+def test_a_prompt_longer_than_the_model_cannot_be_judged(tmp_path):
+    (tmp_path / "long.txt").write_text("word " * 1000)
+    result = invoke(*TINY, "--prompts", str(tmp_path / "long.txt"), "-o", str(tmp_path), "--json")
+    assert result.exit_code == 3
+    (case,) = json.loads(result.stdout)["cases"]
+    assert case["status"] == "INCONCLUSIVE"
+    assert "prompt 'line-1' has 5000 tokens" in case["message"]
+
+
+def test_too_few_positions_judge_nothing(tmp_path):
+    (tmp_path / "short.txt").write_text("Hi\n")
+    result = invoke(*TINY, "--prompts", str(tmp_path / "short.txt"), "-o", str(tmp_path), "--json")
+    assert result.exit_code == 3
+    assert "positions were compared, 100 are needed" in json.loads(result.stdout)["cases"][0]["message"]
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "taken").write_text("")
+    result = invoke(*TINY, "-o", str(tmp_path / "taken"))
+    assert result.exit_code == 2
+    assert "taken" in result.stderr
+
+
+def test_the_record_holds_what_was_asked_and_what_ran(tmp_path):
+    result = invoke(*TINY, "-o", str(tmp_path), "--seed", "3", "--json")
+    assert result.exit_code == 0, result.stderr
+    shown = json.loads(result.stdout)
+    (folder,) = tmp_path.iterdir()
+    stored = json.loads((folder / "run.json").read_text())
+    (line,) = (folder / "cases.jsonl").read_text().splitlines()
+    assert stored == {k: v for k, v in shown.items() if k != "cases"}
+    assert json.loads(line) == shown["cases"][0]
+    assert stored["run"]["seed"] == 3
+    assert stored["run"]["config"]["kernels"] == ["torch_paged"]
+    assert (stored["summary"]["verdict"], stored["summary"]["exit_code"]) == ("passed", 0)
+    case = shown["cases"][0]
+    assert case["execution"]["proof"] == "proved"
+    assert (case["dtype"], case["kv_dtype"], case["block_size"]) == ("fp32", "fp32", 8)
+    assert str(tmp_path) not in case["case_id"]
+
+
+def test_the_repro_command_runs_the_same_case_again(tmp_path):
+    first = json.loads(invoke(*TINY, "-o", str(tmp_path / "a"), "--json").stdout)["cases"][0]
+    words = first["repro"].split()
+    assert words[0] == "pabench"
+    again = json.loads(invoke(*words[1:], "-o", str(tmp_path / "b"), "--json", "-q").stdout)["cases"][0]
+    assert again["case_id"] == first["case_id"]
+    assert again["logits"]["kld"] == first["logits"]["kld"]
+
+
+def test_underscores_are_understood_too(tmp_path):
+    result = invoke(*TINY, "-o", str(tmp_path), "--page_size", "4", "--json")
+    assert json.loads(result.stdout)["cases"][0]["block_size"] == 4
+
+
+def test_an_unsupported_dtype_of_the_model_is_skipped_and_said_so(tmp_path, monkeypatch):
+    import torch
+
+    from pabench.reference.dense import DensePath
+
+    honest = DensePath.forced
+
+    def overflows(self, *args, **kwargs):
+        for position, row in honest(self, *args, **kwargs):
+            yield position, torch.full_like(row, float("inf"))
+
+    monkeypatch.setattr(DensePath, "forced", overflows)
+    result = invoke(*TINY, "-o", str(tmp_path), "--json")
+    (case,) = json.loads(result.stdout)["cases"]
+    assert (result.exit_code, case["status"], case["reason"]) == (3, "SKIPPED", "reference_nonfinite")
+
+
+def test_interrupted_keeps_what_finished_and_resumes(tmp_path):
+    """Ctrl-C in the second case; --resume runs only what is missing."""
+    (tmp_path / "k.py").write_text(
+        "import importlib.util, os, time\n"
+        f"spec = importlib.util.spec_from_file_location('faulty', {str(FAULTY)!r})\n"
+        "faulty = importlib.util.module_from_spec(spec); spec.loader.exec_module(faulty)\n"
+        "def slow(batch):\n"
+        "    while os.path.exists('wait'):\n"
+        "        open('waiting', 'w').close()\n"
+        "        time.sleep(0.05)\n"
+        "    return faulty.honest(batch)\n"
+    )
+    (tmp_path / "wait").touch()
+    command = [sys.executable, "-m", "pabench", "run", "smoke", "-m", "tiny-llama", "-k", "torch_paged,./k.py:slow"]
+    command += ["--dtype", "fp32", "-o", "out"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "waiting").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    (folder,) = (tmp_path / "out").iterdir()
+    assert json.loads((folder / "run.json").read_text())["summary"]["verdict"] == "interrupted"
+    kept = (folder / "cases.jsonl").read_text()
+    assert len(kept.splitlines()) == 1
+
+    (tmp_path / "wait").unlink()
+    done = subprocess.run(
+        [*command, "--resume"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [p.name for p in (tmp_path / "out").iterdir()] == [folder.name]
+    whole = (folder / "cases.jsonl").read_text()
+    assert whole.startswith(kept)
+    assert len(whole.splitlines()) == 2
+
+
+def test_an_honest_kernel_against_another_is_no_regression_and_a_broken_one_is(tmp_path):
+    for name, kernel in (("a", "torch_paged"), ("b", f"{FAULTY}:honest"), ("c", f"{FAULTY}:zeros")):
+        invoke("run", "smoke", "-m", "tiny-llama", "-k", kernel, "--dtype", "bf16", "-q", "-o", str(tmp_path / name))
+    runs = {name: str(next((tmp_path / name).iterdir())) for name in "abc"}
+    assert invoke("compare", runs["a"], runs["b"]).exit_code == 0
+    worse = invoke("compare", runs["a"], runs["c"])
+    assert worse.exit_code == 1
+    assert "attention" in " ".join(worse.stdout.split())
+    assert invoke("compare", str(tmp_path / "nothing"), runs["c"]).exit_code == 3
