@@ -40,7 +40,7 @@ def until_stop(tokens: Sequence[int], stop_tokens: frozenset[int]) -> tuple[int,
 
 
 def repeats(tokens: Sequence[int], *, longest_period: int = 4, least: int = 12) -> bool:
-    """Whether a text ends in one short phrase over and over: ``least`` tokens or more of period ≤ ``longest_period``."""
+    """Whether a text ends in one short phrase over and over: ``least`` tokens of a period ≤ ``longest_period``."""
     for period in range(1, longest_period + 1):
         run = 0
         for a, b in zip(reversed(tokens), reversed(tokens[:-period]), strict=False):

@@ -21,7 +21,7 @@ Row = tuple[int, int, Tensor]  # sequence, position of the token computed, logit
 
 @dataclass(frozen=True)
 class DensePath:
-    """Dense attention of one model. ``attention``: transformers' "sdpa" or "eager"; quantised if ``scales`` are given."""
+    """Dense attention of one model; ``attention`` is "sdpa" or "eager"; quantised if ``scales`` are given."""
 
     loaded: LoadedModel
     attention: str = "sdpa"

@@ -121,7 +121,7 @@ def _kernel(r: Record, width: int) -> Text:
         text.append("\n+ " + breakable(second, width - 2).replace("\n", "\n  "))
     if r.execution is not None and r.execution.paired:
         text.append("\n+ " + breakable(r.execution.paired, width - 2).replace("\n", "\n  "), "dim")
-    for name in dict.fromkeys(f.to for f in r.execution.fallbacks) if r.execution else ():
+    for name in dict.fromkeys(f.to for f in r.execution.fallbacks) if r.execution and r.status != "SKIPPED" else ():
         text.append("\n→ " + breakable(name, width - 2).replace("\n", "\n  "), "red")
     return text
 
@@ -132,7 +132,7 @@ def _case(r: Record, width: int) -> str:
 
 
 def _proof(r: Record) -> Text:
-    if r.execution is None:
+    if r.execution is None or r.status == "SKIPPED":
         return Text("—")
     styles = {"proved": "green", "claimed": "", "fell_back": "red", "unknown": "yellow"}
     return Text(r.execution.proof.replace("_", " "), style=styles[r.execution.proof])

@@ -90,7 +90,8 @@ def divergence_in_words(record: Record) -> str | None:
 def fallbacks_in_words(record: Record) -> list[str]:
     """One sentence per distinct substitution, layers and calls summed up."""
     merged: dict[tuple[str, str, str, str], list[Fallback]] = {}
-    for f in record.execution.fallbacks if record.execution is not None else ():
+    judged = record.execution is not None and record.status != "SKIPPED"  # a skipped case has no result to own up to
+    for f in record.execution.fallbacks if judged and record.execution is not None else ():
         merged.setdefault((f.from_, f.to, f.phase, "; ".join(f.reasons)), []).append(f)
     sentences = []
     for (wanted, got, phase, reasons), found in merged.items():
@@ -107,7 +108,7 @@ def ran_in_words(records: Sequence[Record]) -> str:
     names: dict[str, None] = {}
     swaps: dict[tuple[str, str, bool], int] = {}
     for r in records:
-        if r.execution is None:
+        if r.execution is None or r.status == "SKIPPED":
             continue
         names.update(dict.fromkeys(name for name, calls in r.execution.executed.items() if calls))
         for swap in {(f.from_, f.to) for f in r.execution.fallbacks}:
