@@ -19,7 +19,7 @@ from pabench_kernels.contract import PagedBatch
 
 # The three-way rule's constants (design: ‖out − oracle‖/d ≤ k · honest error + c · u); calibrated in docs/judging.md.
 K = 2.0
-C = {torch.float32: 64.0, torch.float16: 1.0, torch.bfloat16: 1.0}
+C = {torch.float32: 128.0, torch.float16: 1.0, torch.bfloat16: 1.0}
 
 
 @dataclass(frozen=True)
