@@ -1,6 +1,7 @@
 """A kernel of your own, in plain torch: pabench run smoke -k docs/examples/my_kernel.py:my_kernel"""
 
 import torch
+
 from pabench_kernels import PagedBatch
 
 

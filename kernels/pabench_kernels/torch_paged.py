@@ -84,7 +84,8 @@ def _gather(batch: PagedBatch, seq: int, rows: slice, length: int) -> _Sequence:
         chosen = raw.index_select(0, blocks).flatten(0, 1)[own].view(cache.dtype)
         return dequantize(chosen, scale, batch.query.dtype).transpose(0, 1)
 
-    query = batch.query[rows].unflatten(1, (batch.num_kv_heads, batch.group_size)).permute(1, 2, 0, 3)
+    query = batch.query[rows]
+    query = query.view(len(query), batch.num_kv_heads, batch.group_size, -1).permute(1, 2, 0, 3)
     key, value = pick(batch.key_cache, batch.k_scale), pick(batch.value_cache, batch.v_scale)
     return _Sequence(query, key, value, first_query, first_key)
 
@@ -96,7 +97,7 @@ def _sdpa(batch: PagedBatch, part: _Sequence) -> Tensor:
     if n_query == 1 or (not batch.causal and batch.sliding_window is None):  # every row sees every gathered key
         folded = part.query.flatten(1, 2)
         out = F.scaled_dot_product_attention(folded[None], part.key[None], part.value[None], scale=batch.scale)
-        return out[0].unflatten(1, (batch.group_size, n_query))
+        return out[0].view(batch.num_kv_heads, batch.group_size, n_query, -1)
     window = batch.sliding_window
     square = batch.causal and n_query == n_keys and (window is None or window >= n_keys)
     if not square:
