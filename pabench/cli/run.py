@@ -96,19 +96,22 @@ def run(
 
     from pabench.report.progress import RunProgress
     from pabench.report.table import print_run
-    from pabench.runner import RunOptions, run_suite
 
-    options = RunOptions(
-        argv=tuple(sys.argv[1:]),
-        output=output,
-        seed=seed,
-        device=device,
-        on_fallback=on_fallback.value,
-        offline=offline,
-        prompts_file=prompts,
-        resume=resume,
-    )
     with RunProgress(quiet=quiet, verbose=verbose) as progress:
+        progress.note("importing torch and transformers")  # seconds, so only once something moves on the screen
+        from pabench.runner import RunOptions, run_suite
+
+        options = RunOptions(
+            argv=tuple(sys.argv[1:]),
+            output=output,
+            seed=seed,
+            device=device,
+            on_fallback=on_fallback.value,
+            offline=offline,
+            prompts_file=prompts,
+            resume=resume,
+        )
+        progress.note("resolving models")
         finished = run_suite(chosen, options, progress)
     if json_:
         import json
