@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
+
 from pabench_kernels.cache_write import quantize
 from pabench_kernels.contract import PagedBatch
-from torch import Tensor
 
 Phase = Literal["decode", "prefill"]
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16

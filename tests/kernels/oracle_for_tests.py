@@ -1,4 +1,4 @@
-"""Attention row by row in fp64, straight from the contract's text, and the rule that judges a kernel's output with it."""
+"""Attention row by row in fp64, straight from the contract's text, and the rule that judges a kernel by it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pabench_kernels.contract import PagedBatch
 from torch import Tensor
+
+from pabench_kernels.contract import PagedBatch
 
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 SLACK = {torch.float32: 32, torch.float16: 1, torch.bfloat16: 1}  # c: units of roundoff beside the dense error

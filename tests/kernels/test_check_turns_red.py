@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from pabench_kernels.contract import PagedBatch
 from pabench_kernels.torch_paged import torch_paged
-
 from tests.kernels.cases import BF16, FP32, Case, changed, make_batch
 from tests.kernels.oracle_for_tests import oracle, wrong_rows
 
@@ -47,5 +47,7 @@ def test_fault_is_seen(fault: object, dtype: torch.dtype) -> None:
         assert wrong == [(0, 2)]
     elif fault is newest_token_hidden:  # moves a row by that token's weight only: random data is nearly blind to it
         assert wrong
+    elif fault is newest_token_hidden and dtype == BF16:
+        assert wrong, "where the newest token weighs less than bf16 rounding it cannot be missed; elsewhere it is"
     else:
         assert len(wrong) >= 10, "nearly all of the 12 rows"

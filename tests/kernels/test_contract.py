@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+
 from pabench_kernels import triton_common
 from pabench_kernels.contract import Kernel, PagedBatch
 from pabench_kernels.torch_paged import torch_paged
 from pabench_kernels.trace import ExecutionTrace, tracing
 from pabench_kernels.triton_decode import triton_decode
 from pabench_kernels.triton_prefill import triton_prefill
-
 from tests.kernels.cases import BF16, CASES, E4M3, E5M2, FP16, FP32, INT8, Case, Phase, changed, make_batch
 from tests.kernels.oracle_for_tests import oracle, wrong_rows
 
@@ -84,6 +84,18 @@ def test_nan_in_an_own_token_is_not_swallowed(setup: tuple[Kernel, Phase], kv_dt
     assert out[first, batch.group_size :].isnan().all(), "heads of KV head 1 see the NaN"
     assert out[first, : batch.group_size].isfinite().all(), "heads of KV head 0 do not"
     assert out[first.stop :].isfinite().all(), "nor does the other sequence"
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # 0 × inf in rows that only pad the tile
+@pytest.mark.parametrize("kv_dtype", [E4M3, E5M2, INT8], ids=str)
+def test_every_code_of_a_narrow_cache_is_read_exactly(setup: tuple[Kernel, Phase], kv_dtype: torch.dtype) -> None:
+    """A sequence of one token returns its value: all 256 codes, NaN, infinities and subnormals among them."""
+    kernel, phase = setup
+    batch = make_batch(Case(kv_dtype=kv_dtype, head_dim_v=256, lens=(1,)), phase)
+    codes = torch.arange(256, dtype=torch.uint8).view(kv_dtype)
+    batch.value_cache[int(batch.block_table[0, 0]), 0] = codes
+    expected = codes.float().expand(1, batch.num_q_heads, -1)
+    torch.testing.assert_close(kernel(batch), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_offsets_beyond_two_to_the_31(setup: tuple[Kernel, Phase]) -> None:
