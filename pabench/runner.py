@@ -8,6 +8,7 @@ import resource
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import product
@@ -46,7 +47,7 @@ class Watcher(Protocol):
 
     def begin(self, cases: Sequence[ModelCase], done: int) -> None: ...
     def note(self, text: str) -> None: ...
-    def crashed(self, error: Exception) -> None: ...
+    def crashed(self, error: BaseException) -> None: ...
     def case_done(self, record: Record) -> None: ...
 
 
@@ -294,16 +295,17 @@ def _judge_one(
             f"positions; {case.model} does not support this dtype",
         )
     try:
-        outcome = judge(
-            reference,
-            request,
-            block_size=case.block_size,
-            token_budget=suite.token_budget,
-            on_fallback=options.on_fallback,
-            stop_tokens=_stop_tokens(reference.path.loaded),
-            progress=lambda text: watcher.note(f"{case.model} {case.precision.asked} {case.kernel}: {text}"),
-        )
-    except Exception as error:
+        with _torch_state_kept():
+            outcome = judge(
+                reference,
+                request,
+                block_size=case.block_size,
+                token_budget=suite.token_budget,
+                on_fallback=options.on_fallback,
+                stop_tokens=_stop_tokens(reference.path.loaded),
+                progress=lambda text: watcher.note(f"{case.model} {case.precision.asked} {case.kernel}: {text}"),
+            )
+    except (Exception, SystemExit) as error:  # a kernel that calls sys.exit has crashed, whatever its code
         watcher.crashed(error)
         return _failed(case, error)
     return _record(
@@ -316,7 +318,19 @@ def _judge_one(
     )
 
 
-def _failed(case: ModelCase, error: Exception) -> Record:
+@contextmanager
+def _torch_state_kept() -> Iterator[None]:
+    """A kernel's changes to torch's global settings must not reach the next case."""
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
+def _failed(case: ModelCase, error: Exception | SystemExit) -> Record:
     """A case that could not be run to its end: what cannot be judged is INCONCLUSIVE, anything else an ERROR."""
     if isinstance(error, CannotJudge | UsageError):
         return _record(case, status="INCONCLUSIVE", reason="cannot_judge", message=str(error))

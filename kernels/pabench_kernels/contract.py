@@ -89,7 +89,8 @@ class PagedBatch:
         return frozenset({"prefill", "decode"} if bool((lens == 1).any()) else {"prefill"})
 
 
-Unsupported = Callable[[PagedBatch], list[str]]
+# A stranger's may also give one sentence, or None for "supported".
+Unsupported = Callable[[PagedBatch], list[str] | str | None]
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ class Kernel:
 
     def unsupported(self, batch: PagedBatch) -> list[str]:
         """Reasons why this batch cannot be computed; empty if it can."""
-        reasons = [] if self.declared_limits is None else [str(r) for r in self.declared_limits(batch)]
+        declared = None if self.declared_limits is None else self.declared_limits(batch)
+        reasons = [declared] if isinstance(declared, str) else [str(r) for r in declared or ()]
         missing = batch.phases - self.phases
         if missing:
             reasons.append(f"{self.name} has no {' and no '.join(sorted(missing))} phase")

@@ -7,6 +7,8 @@ without a record of it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -72,7 +74,7 @@ class Dispatcher:
         if not reasons:
             self.trace.selected[kernel.name, layer, phase] += 1
             try:
-                with tracing(self.trace, layer, phase):
+                with tracing(self.trace, layer, phase), _inputs_kept(kernel, batch):
                     return _checked(kernel, kernel(batch), batch)
             except NotImplementedError as error:  # a limit found late
                 reasons = [str(error) or "raised NotImplementedError"]
@@ -106,10 +108,10 @@ class Dispatcher:
         return not self.under_test_ran and self.request.under_test <= refused
 
     def intruders(self) -> Counter[tuple[str, str, str, int]]:
-        """Registered kernels entered from inside another: (selected kernel, entered kernel, phase, layer) → calls."""
+        """Registered kernels entered or launched from inside another: (selected, other, phase, layer) → calls."""
         selected = {(layer, phase): name for (name, layer, phase) in self.trace.selected}
         found: Counter[tuple[str, str, str, int]] = Counter()
-        for (name, layer, phase), n in self.trace.entered.items():
+        for (name, layer, phase), n in (self.trace.entered | self.trace.launched).items():
             chosen = selected.get((layer, phase))
             if chosen is not None and name != chosen and name in kernel_names():
                 found[chosen, name, phase, layer] += n
@@ -156,6 +158,22 @@ def _select(batch: PagedBatch, rows: Tensor) -> tuple[PagedBatch, Tensor]:
         max_seq_len=int(seq_lens.max()),
     )
     return part, tokens
+
+
+@contextmanager
+def _inputs_kept(kernel: Kernel, batch: PagedBatch) -> Iterator[None]:
+    """Raises ``ContractBrokenError`` if the call wrote into its query or metadata; the caches are too big to copy."""
+    names = ("query", "block_table", "seq_lens", "query_start_loc")
+    before = {name: getattr(batch, name).clone() for name in names}
+    yield
+    for name in names:
+        if not torch.equal(_bits(getattr(batch, name)), _bits(before[name])):
+            raise ContractBrokenError(f"kernel '{kernel.name}' wrote into its input '{name}'; inputs are read only")
+
+
+def _bits(x: Tensor) -> Tensor:
+    """NaN equals itself as bits."""
+    return x.contiguous().view(torch.uint8)
 
 
 def _checked(kernel: Kernel, out: object, batch: PagedBatch) -> Tensor:

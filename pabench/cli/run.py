@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -112,7 +113,8 @@ def run(
             resume=resume,
         )
         progress.note("resolving models")
-        finished = run_suite(chosen, options, progress)
+        with redirect_stdout(sys.stderr):  # stdout is for the result, whatever a kernel prints
+            finished = run_suite(chosen, options, progress)
     if json_:
         import json
 

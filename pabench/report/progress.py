@@ -49,7 +49,7 @@ class RunProgress:
     def note(self, text: str) -> None:
         self._bar.update(self._task, description=text)
 
-    def crashed(self, error: Exception) -> None:
+    def crashed(self, error: BaseException) -> None:
         if self.verbose:
             self.console.print("".join(traceback.format_exception(error)), markup=False, highlight=False)
 

@@ -136,3 +136,48 @@ def test_an_output_of_the_wrong_shape_fails_with_both_shapes(tmp_path):
 def test_exit_zero_reports_and_exits_0(tmp_path):
     code, run_json = run(tmp_path, f"{FAULTY}:zeros", "--exit-zero")
     assert (code, run_json["summary"]["exit_code"]) == (0, 1)
+
+
+def test_a_kernel_that_calls_exit_has_crashed(tmp_path):
+    code, run_json = run(tmp_path, f"{FAULTY}:exits,torch_paged")
+    assert code == 4
+    assert [c["status"] for c in run_json["cases"]] == ["ERROR", "PASS"]
+
+
+def test_what_a_kernel_prints_does_not_reach_stdout(tmp_path):
+    code, _ = run(tmp_path, f"{FAULTY}:prints")  # `run` parses all of stdout as one JSON object
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "name"), [("writes_into_its_query", "query"), ("writes_into_its_lengths", "seq_lens")]
+)
+def test_writing_into_an_input_fails_and_names_it(tmp_path, function, name):
+    code, run_json = run(tmp_path, f"{FAULTY}:{function}")
+    assert code == 1
+    assert f"wrote into its input '{name}'" in run_json["cases"][0]["message"]
+
+
+def test_a_launcher_called_behind_the_registry_is_a_fallback_too(tmp_path):
+    code, run_json = run(tmp_path, f"{FAULTY}:calls_a_launcher_behind_the_registry")
+    assert code == 1
+    assert run_json["cases"][0]["execution"]["proof"] == "fell_back"
+    assert "fell_back to torch_paged" in run_json["cases"][0]["message"]
+
+
+def test_a_changed_default_dtype_costs_no_other_case(tmp_path):
+    import torch
+
+    _, run_json = run(tmp_path, f"{FAULTY}:changes_the_default_dtype,torch_paged")
+    assert run_json["cases"][1]["status"] == "PASS"
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_limits_given_as_one_sentence_are_one_reason(tmp_path):
+    code, run_json = run(tmp_path, f"{FAULTY}:declares_in_one_sentence")
+    assert code == 3
+    assert run_json["cases"][0]["execution"]["fallbacks"][0]["reasons"] == ["needs a GPU"]
+
+
+def test_limits_given_as_none_are_none(tmp_path):
+    assert run(tmp_path, f"{FAULTY}:declares_none")[0] == 0

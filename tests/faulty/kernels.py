@@ -135,3 +135,51 @@ def declares_short_only(batch):
 
 
 declares_short_only.unsupported = _short_only
+
+
+def exits(batch):
+    raise SystemExit(0)
+
+
+def prints(batch):
+    print("hello from a kernel")
+    return _attend(batch)
+
+
+def writes_into_its_query(batch):
+    out = _attend(batch)
+    batch.query.mul_(batch.scale)
+    return out
+
+
+def writes_into_its_lengths(batch):
+    out = _attend(batch)
+    batch.seq_lens.add_(1)
+    return out
+
+
+def calls_a_launcher_behind_the_registry(batch):
+    return get_kernel("torch_paged").fn(batch)
+
+
+def changes_the_default_dtype(batch):
+    torch.set_default_dtype(torch.float64)
+    return _attend(batch)
+
+
+def _one_sentence(batch):
+    return "needs a GPU"
+
+
+def declares_in_one_sentence(batch):
+    return _attend(batch)
+
+
+declares_in_one_sentence.unsupported = _one_sentence
+
+
+def declares_none(batch):
+    return _attend(batch)
+
+
+declares_none.unsupported = lambda batch: None
