@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pabench.compare import CasePair, Change, Comparison, Side
-from pabench.report.table import STYLES, breakable
+from pabench.report.table import STYLES, breakable, kernel_cell
 from pabench.report.words import number
 
 _TITLES: dict[Change, tuple[str, str]] = {
@@ -65,16 +65,32 @@ def _side(side: Side) -> str:
 
 def _table(cases: list[CasePair], width: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for name in ("change", "case", "base", "candidate", "KLD × floor"):
-        table.add_column(name, justify="right" if name.startswith("KLD") else "left")
+    for name in ("change", "kernel", "case", "base →\ncandidate", "KLD ×\nfloor"):
+        table.add_column(name, justify="right" if name.startswith("KLD") else "left", no_wrap=True)
     for c in cases:
         title, style = _TITLES[c.change]
         old, new = c.kld_over_floor
         table.add_row(
             Text(title.replace(" ", "\n") if width < 100 else title, style=style),
-            Text(breakable(c.pair_key, max(16, width - 62))),
-            Text(c.base or "—", style=STYLES.get(c.base or "", "dim")),
-            Text(c.candidate or "—", style=STYLES.get(c.candidate or "", "dim")),
+            kernel_cell(c.candidate_kernel or c.base_kernel, 15),
+            Text(_case(c, max(18, width - 60))),
+            Text.assemble(
+                (f"{c.base or '—'} →\n", STYLES.get(c.base or "", "dim")),
+                (c.candidate or "—", STYLES.get(c.candidate or "", "dim")),
+            ),
             Text("—" if old is None and new is None else f"{number(old)} → {number(new)}"),
         )
     return table
+
+
+def _case(c: CasePair, width: int) -> str:
+    """The pair key without its check and kernel: model, precision, block size and the digest of the inputs."""
+    key = c.pair_key.partition(" kernel=")[0]
+    model, *rest = key.removeprefix("model:").split(":")
+    lines = [model]
+    for word in rest:
+        if len(lines) > 1 and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return "\n".join(breakable(line, width) for line in lines)

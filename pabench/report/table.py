@@ -114,11 +114,17 @@ def _table(records: Sequence[Record], width: int) -> Table:
     return table
 
 
-def _kernel(r: Record, width: int) -> Text:
-    first, _, second = (r.kernel or "—").removeprefix("prefill=").partition(",decode=")
+def kernel_cell(name: str | None, width: int) -> Text:
+    """A kernel's name, or the two of a pair, on lines of at most ``width``."""
+    first, _, second = (name or "—").removeprefix("prefill=").partition(",decode=")
     text = Text(breakable(first, width))
     if second:
         text.append("\n+ " + breakable(second, width - 2).replace("\n", "\n  "))
+    return text
+
+
+def _kernel(r: Record, width: int) -> Text:
+    text = kernel_cell(r.kernel, width)
     if r.execution is not None and r.execution.paired:
         text.append("\n+ " + breakable(r.execution.paired, width - 2).replace("\n", "\n  "), "dim")
     for name in dict.fromkeys(f.to for f in r.execution.fallbacks) if r.execution and r.status != "SKIPPED" else ():
