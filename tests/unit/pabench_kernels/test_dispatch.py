@@ -180,7 +180,7 @@ def test_kernel_lists_are_split_but_pairs_stay_whole(values, expected):
     [
         ("torch_pagd", "did you mean 'torch_paged'"),
         ("nowhere.py:f", "'nowhere.py' does not exist"),
-        (f"{FAULTY}:nothing", "no function 'nothing'; its functions are: declares_head_dim_128, "),
+        (f"{FAULTY}:nothing", "no function 'nothing'; its functions are: alibi_ignored, "),
         (f"{FAULTY}", "no function named"),
         ("decode=triton_prefill", "no decode phase; it has prefill"),
         ("prefill=torch_paged,prefill=torch_paged", "each phase once"),
