@@ -26,10 +26,11 @@ class Precision:
         return self.kv_dtype != self.dtype
 
 
-def precisions(suite: Suite) -> list[Precision]:
-    """fp8 means bf16 compute over an fp8_e4m3 cache; an explicit kv_dtype holds for every dtype."""
+def precisions(suite: Suite, dtypes: Sequence[str] | None = None) -> list[Precision]:
+    """fp8 means bf16 compute over an fp8_e4m3 cache; an explicit kv_dtype holds for every dtype. ``dtypes`` replace
+    the suite's."""
     found = []
-    for asked in suite.dtypes:
+    for asked in dtypes or suite.dtypes:
         dtype = "bf16" if asked == "fp8" else asked
         automatic = "fp8_e4m3" if asked == "fp8" else dtype
         found.append(Precision(asked, dtype, automatic if suite.kv_dtype == "auto" else suite.kv_dtype))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class PabenchError(Exception):
@@ -35,3 +37,15 @@ def did_you_mean(value: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {' or '.join(repr(c) for c in close)}?"
     return f"known: {', '.join(names)}"
+
+
+def failure_fields(error: BaseException) -> dict[str, str]:
+    """status, reason and message of a case that could not be run to its end: what cannot be judged is INCONCLUSIVE,
+    anything else an ERROR."""
+    if isinstance(error, CannotJudge | UsageError):
+        return {"status": "INCONCLUSIVE", "reason": "cannot_judge", "message": str(error)}
+    if isinstance(error, PabenchError):
+        return {"status": "ERROR", "reason": "execution", "message": str(error)}
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    message = f"{type(error).__name__}: {error} (at {Path(at.filename).name}:{at.lineno})"
+    return {"status": "ERROR", "reason": "crash", "message": message}

@@ -6,22 +6,24 @@ import gc
 import os
 import resource
 import time
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
 
 from pabench.cases import ModelCase, Precision, config_of, inputs_digest, precisions, repro_command
+from pabench.checks.kernel.case import KernelCase
+from pabench.checks.kernel.record import distinct_faults
+from pabench.checks.kernel.run import judge_kernel_cases, plan_kernel_cases
 from pabench.checks.model import OnFallback, judge
 from pabench.checks.model_record import record_groups
 from pabench.environment import collect, git_state
-from pabench.errors import CannotJudge, PabenchError, UsageError
+from pabench.errors import CannotJudge, UsageError, failure_fields
 from pabench.models.load import LoadedModel, ModelSource, load_model, resolve_model
 from pabench.prompts import Prompt, choose, read_prompts
 from pabench.records import Record, RunHeader, RunInfo, summarize
@@ -29,23 +31,15 @@ from pabench.reference.run import ReferenceRun, run_reference
 from pabench.results import RunFolder
 from pabench.resume import find_unfinished
 from pabench.suite import Suite
+from pabench.torch_dtypes import TORCH_DTYPES
 from pabench_kernels.registry import UnknownKernelError
 from pabench_kernels.request import KernelRequest, parse_request, split_requests
-
-TORCH_DTYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp8_e4m3": torch.float8_e4m3fn,
-    "fp8_e5m2": torch.float8_e5m2,
-    "int8": torch.int8,
-}
 
 
 class Watcher(Protocol):
     """Is told what happens, for progress display."""
 
-    def begin(self, cases: Sequence[ModelCase], done: int) -> None: ...
+    def begin(self, total: int, done: int) -> None: ...
     def note(self, text: str) -> None: ...
     def crashed(self, error: BaseException) -> None: ...
     def case_done(self, record: Record) -> None: ...
@@ -77,8 +71,16 @@ def run_suite(suite: Suite, options: RunOptions, watcher: Watcher) -> FinishedRu
     what the user must mend. After ``KeyboardInterrupt`` the run folder says "interrupted" and the exception goes on."""
     _check_device(options.device)
     requests = _requests(suite.kernels)
-    prompts = read_prompts(options.prompts_file) if options.prompts_file else choose(suite.prompts.kinds, options.seed)
-    sources = [resolve_model(name, offline=options.offline) for name in suite.models]
+    prompts: Sequence[Prompt] = ()
+    sources: Sequence[ModelSource] = ()
+    if "model" in suite.checks:
+        prompts = (
+            read_prompts(options.prompts_file) if options.prompts_file else choose(suite.prompts.kinds, options.seed)
+        )
+        sources = [resolve_model(name, offline=options.offline) for name in suite.models]
+    kernel_cases: list[KernelCase] = []
+    if "kernel" in suite.checks:
+        kernel_cases = plan_kernel_cases(suite, requests, options.seed, options.device)
     cases = _plan(suite, options, requests, prompts, sources)
     config, config_hash = config_of(
         suite,
@@ -104,15 +106,17 @@ def run_suite(suite: Suite, options: RunOptions, watcher: Watcher) -> FinishedRu
     header = RunHeader(run=info, environment=collect(options.device))
     folder.start(header)
     started = time.monotonic()
-    watcher.begin(cases, sum(case.case_id in folder.finished for case in cases))
+    case_ids = [*(c.case_id for c in kernel_cases), *(c.case_id for c in cases)]
+    watcher.begin(len(case_ids), sum(case_id in folder.finished for case_id in case_ids))
 
     def finish(verdict: Literal["interrupted"] | None = None) -> RunHeader:
-        summary = summarize(folder.records, requested={(r.name, "model") for r in requests})
+        summary = summarize(folder.records, requested=set(product([r.name for r in requests], suite.checks)))
         if verdict:
             summary = summary.model_copy(update={"verdict": verdict, "exit_code": 130})
         done = header.model_copy(
             update={
                 "summary": summary,
+                "diagnoses": distinct_faults(folder.records),
                 "run": info.model_copy(
                     update={
                         "finished_utc": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -125,8 +129,19 @@ def run_suite(suite: Suite, options: RunOptions, watcher: Watcher) -> FinishedRu
         folder.finish(done)
         return done
 
+    records = chain(
+        judge_kernel_cases(
+            kernel_cases,
+            requests,
+            finished=folder.finished,
+            fail_on_fallback=options.on_fallback == "fail",
+            crashed=watcher.crashed,
+            note=watcher.note,
+        ),
+        _judge_all(suite, options, requests, prompts, sources, cases, folder.finished, watcher),
+    )
     try:
-        for record in _judge_all(suite, options, requests, prompts, sources, cases, folder.finished, watcher):
+        for record in records:
             folder.append(record)
             watcher.case_done(record)
     except KeyboardInterrupt:
@@ -331,14 +346,7 @@ def _torch_state_kept() -> Iterator[None]:
 
 
 def _failed(case: ModelCase, error: Exception | SystemExit) -> Record:
-    """A case that could not be run to its end: what cannot be judged is INCONCLUSIVE, anything else an ERROR."""
-    if isinstance(error, CannotJudge | UsageError):
-        return _record(case, status="INCONCLUSIVE", reason="cannot_judge", message=str(error))
-    if isinstance(error, PabenchError):
-        return _record(case, status="ERROR", reason="execution", message=str(error))
-    at = traceback.extract_tb(error.__traceback__)[-1]
-    message = f"{type(error).__name__}: {error} (at {Path(at.filename).name}:{at.lineno})"
-    return _record(case, status="ERROR", reason="crash", message=message)
+    return _record(case, **failure_fields(error))
 
 
 def _record(case: ModelCase, **fields: object) -> Record:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pabench.errors import UsageError, did_you_mean
+from pabench.probes import PROBES
 
 DTYPES = ("fp32", "bf16", "fp16", "fp8")
 KV_DTYPES = ("auto", "fp8_e4m3", "fp8_e5m2", "int8")
-CHECKS = ("model",)
+CHECKS = ("kernel", "model")
 
 
 class PromptChoice(BaseModel):
@@ -27,6 +28,28 @@ class PromptChoice(BaseModel):
     max_tokens: int = Field(default=512, ge=1)
 
 
+class KernelCheck(BaseModel):
+    """Which generated batches the kernel check judges: ``count`` pairs of shape and probe per dtype."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dtypes: tuple[str, ...] | None = None  # those of the suite where none are given
+    count: int = Field(default=264, ge=1)
+    seed: int = 0  # added to the run's
+    batch_specs: tuple[str, ...] = ()  # all shapes of the table where none are given
+    probes: tuple[str, ...] = ()  # all probes where none are given
+
+    @field_validator("dtypes")
+    @classmethod
+    def _known_dtypes(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if value is None else tuple(_one_of("dtype", v, DTYPES) for v in dict.fromkeys(value))
+
+    @field_validator("probes")
+    @classmethod
+    def _known_probes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_one_of("probe", v, tuple(PROBES)) for v in dict.fromkeys(value))
+
+
 class Suite(BaseModel):
     """What to judge. Every field is resolved: nothing is read later from the environment."""
 
@@ -34,7 +57,7 @@ class Suite(BaseModel):
 
     name: str
     description: str
-    models: tuple[str, ...] = Field(min_length=1)
+    models: tuple[str, ...] = ()  # needed by the model check only
     kernels: tuple[str, ...] = Field(min_length=1)
     dtypes: tuple[str, ...] = Field(min_length=1)
     kv_dtype: str = "auto"
@@ -42,7 +65,14 @@ class Suite(BaseModel):
     block_size: int = Field(default=16, ge=1, le=512)
     token_budget: int = Field(default=128, ge=1)
     max_new_tokens: int = Field(default=24, ge=2)
-    prompts: PromptChoice
+    prompts: PromptChoice = PromptChoice(kinds=("question", "dialogue", "code", "long"), max_tokens=104)
+    kernel_check: KernelCheck = KernelCheck()
+
+    @model_validator(mode="after")
+    def _models_for_the_model_check(self) -> Suite:
+        if "model" in self.checks and not self.models:
+            raise ValueError("the model check needs models: name some in the suite's key 'models' or with -m")
+        return self
 
     @field_validator("dtypes")
     @classmethod
@@ -94,9 +124,19 @@ def load_suite(name: str, changes: Mapping[str, Any] | None = None) -> Suite:
     if not isinstance(data, dict):
         raise UsageError(f"suite '{name}' must be a mapping of keys, got {type(data).__name__}")
     try:
-        return Suite.model_validate({**data, **(changes or {})})
+        return Suite.model_validate(_changed(data, changes or {}))
     except ValidationError as error:
         raise UsageError(f"suite '{name}': {_sentence(error)}") from error
+
+
+def _changed(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``changes`` replace; those below kernel_check one by one, and a dtype asked for holds for that check too."""
+    merged = {**data, **changes}
+    own = data.get("kernel_check", {})
+    if isinstance(own, dict) and ("kernel_check" in changes or "dtypes" in changes):
+        kept = {k: v for k, v in own.items() if not (k == "dtypes" and "dtypes" in changes)}
+        merged["kernel_check"] = {**kept, **changes.get("kernel_check", {})}
+    return merged
 
 
 def _sentence(error: ValidationError) -> str:
@@ -105,9 +145,12 @@ def _sentence(error: ValidationError) -> str:
     first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        model: type[BaseModel] = PromptChoice if first["loc"][0] == "prompts" else Suite
+        nested: dict[Any, type[BaseModel]] = {"prompts": PromptChoice, "kernel_check": KernelCheck}
+        model = nested.get(first["loc"][0], Suite) if len(first["loc"]) > 1 else Suite
         return f"unknown key '{where}'; {did_you_mean(str(first['loc'][-1]), model.model_fields)}"
     if first["type"] == "missing":
         return f"key '{where}' is missing"
     message = first["msg"].removeprefix("Value error, ")
-    return message if message.startswith("unknown") else f"{where}: {message.lower()}, got {first['input']!r}"
+    return (
+        message if message.startswith("unknown") or not where else f"{where}: {message.lower()}, got {first['input']!r}"
+    )

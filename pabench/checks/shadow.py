@@ -11,15 +11,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pabench.checks.tolerance import allowed
 from pabench.engine.kv_cache import KVScales
 from pabench.engine.step import StepMetadata
 from pabench.reference.oracle import attention_oracle, dense_attention
 from pabench_kernels.cache_write import dequantize, quantize
 from pabench_kernels.contract import PagedBatch
-
-# The three-way rule's constants (design: ‖out − oracle‖/d ≤ k · honest error + c · u); calibrated in docs/judging.md.
-K = 2.0
-C = {torch.float32: 128.0, torch.float16: 1.0, torch.bfloat16: 1.0}
 
 
 @dataclass(frozen=True)
@@ -165,11 +162,10 @@ class ShadowObserver:
             return ShadowReport(0, 0.0, 0.0, 0.0, 0.0, 0, None, None, None, (), ())
         honest = torch.cat([c.honest.flatten() for c in self._calls])
         pooled = float(honest.square().mean().sqrt())
-        slack = C[dtype] * torch.finfo(dtype).eps / 2
         worst, largest, rel_max = None, -1.0, 0.0
         failing: list[tuple[int, int, int]] = []
         for call in self._calls:
-            ratio = call.error / (K * call.honest.clamp_min(pooled) + slack)
+            ratio = call.error / allowed(call.honest, pooled, dtype)
             ratio = torch.where(call.finite, ratio, torch.inf).nan_to_num(torch.inf, torch.inf)
             bad = (ratio > 1).any(0)
             failing += [(call.layer, call.step, int(h)) for h in torch.nonzero(bad).flatten()]

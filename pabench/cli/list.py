@@ -1,4 +1,4 @@
-"""``pabench list kernels|models|suites|faults``"""
+"""``pabench list kernels|models|suites|probes|faults``"""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Rows = list[dict[str, str]]
 
 
 def list_(
-    what: Annotated[str, typer.Argument(metavar="kernels|models|suites|faults", show_default=False)],
+    what: Annotated[str, typer.Argument(metavar="kernels|models|suites|probes|faults", show_default=False)],
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
-    """List what can be named: kernels, models, suites or faults."""
+    """List what can be named: kernels, models, suites, probes or faults."""
     from pabench.errors import UsageError, did_you_mean
 
-    sources = {"kernels": _kernels, "models": _models, "suites": _suites, "faults": _faults}
+    sources = {"kernels": _kernels, "models": _models, "suites": _suites, "probes": _probes, "faults": _faults}
     if what not in sources:
         raise UsageError(f"cannot list '{what}': {did_you_mean(what, sources)}")
     rows = sources[what]()
@@ -54,6 +54,12 @@ def _suites() -> Rows:
     from pabench.suite import list_suites
 
     return [{"name": n, "summary": d, "file": str(shown_path(path))} for n, d, path in list_suites()]
+
+
+def _probes() -> Rows:
+    from pabench.probes import PROBES
+
+    return [{"name": name, "summary": line} for name, line in PROBES.items()]
 
 
 def _faults() -> Rows:

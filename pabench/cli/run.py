@@ -47,7 +47,15 @@ def run(
     ] = None,
     page_size: Annotated[int | None, typer.Option("--page-size", hidden=True)] = None,
     checks: Annotated[
-        list[str] | None, typer.Option("--checks", help="What to judge: model.", show_default=False)
+        list[str] | None, typer.Option("--checks", help="What to judge: kernel, model.", show_default=False)
+    ] = None,
+    batch_spec: Annotated[
+        list[str] | None,
+        typer.Option("--batch-spec", help="Kernel check: shapes by name, or like 8q1s4k_2q2k.", show_default=False),
+    ] = None,
+    probe: Annotated[
+        list[str] | None,
+        typer.Option("--probe", help="Kernel check: see `pabench list probes`.", show_default=False),
     ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option("--max-new-tokens", help="Generated tokens per prompt.", show_default=False)
@@ -75,7 +83,7 @@ def run(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress; only the result.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Tracebacks of crashed cases too.")] = False,
 ) -> None:
-    """Judge paged kernels inside real models: logits, tokens and every attention call against dense attention."""
+    """Judge paged kernels on generated batches, and inside real models: logits, tokens and every attention call."""
     from pabench.suite import load_suite
 
     changes = {
@@ -86,6 +94,7 @@ def run(
         "block_size": block_size if block_size is not None else page_size,
         "checks": _list(checks),
         "max_new_tokens": max_new_tokens,
+        "kernel_check": {k: v for k, v in (("batch_specs", _list(batch_spec)), ("probes", _list(probe))) if v} or None,
     }
     chosen = load_suite(suite, {k: v for k, v in changes.items() if v is not None})
 

@@ -10,10 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class OracleOutput:
-    """``out`` fp64 [T, Hq, Dv]; ``size`` fp64 [T, Hq]: what an error is measured against, max(‖out‖, √Σ p²‖v‖²)."""
+    """``out`` fp64 [T, Hq, Dv]; ``size`` fp64 [T, Hq]: what an error is measured against, max(‖out‖, √Σ p²‖v‖²);
+    ``lse`` fp64 [T, Hq]: log of the softmax denominator, sink included."""
 
     out: Tensor
     size: Tensor
+    lse: Tensor
 
 
 def visible(query_positions: Tensor, num_keys: int, *, causal: bool, window: int | None) -> Tensor:
@@ -57,14 +59,14 @@ def attention_oracle(
         scores = scores + alibi_slopes.double()[:, None, None] * distance
     mask = visible(query_positions, key.shape[0], causal=causal, window=window)
     scores = scores.masked_fill(~mask, float("-inf"))
+    num_keys = scores.shape[-1]
     if sinks is not None:
-        column = sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)
-        probs = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
-    else:
-        probs = scores.softmax(-1)
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)], -1)
+    probs = scores.softmax(-1)[..., :num_keys]
+    lse = scores.logsumexp(-1).transpose(0, 1)
     out = (probs @ v).transpose(0, 1)
     spread = (probs.square() @ v.square().sum(-1, keepdim=True))[..., 0].sqrt().transpose(0, 1)
-    return OracleOutput(out, torch.maximum(out.norm(dim=-1), spread))
+    return OracleOutput(out, torch.maximum(out.norm(dim=-1), spread), lse)
 
 
 def dense_attention(

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pabench.compare import CasePair, Change, Comparison, Side
-from pabench.report.table import STYLES, breakable, kernel_cell
-from pabench.report.words import number
+from pabench.report.table import STYLES, kernel_cell
+from pabench.report.words import breakable, number
 
 _TITLES: dict[Change, tuple[str, str]] = {
     "worse": ("worse", "bold red"),

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from pabench.records import Record
 
-if TYPE_CHECKING:
-    from pabench.cases import ModelCase
-
+_KERNEL_LINES = 5  # kernel cases come in hundreds: only the first failures get a line
 _MARKS = {"PASS": "[green]✓[/]", "NEAR_TIE": "[green]≈[/]", "SKIPPED": "[dim]–[/]", "INCONCLUSIVE": "[yellow]?[/]"}
 
 
@@ -23,6 +19,7 @@ class RunProgress:
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
         self.verbose = verbose
+        self._kernel_lines = 0
         self.console = Console(stderr=True, quiet=quiet)
         self._bar = Progress(
             SpinnerColumn(),
@@ -43,8 +40,8 @@ class RunProgress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._bar.stop()
 
-    def begin(self, cases: Sequence[ModelCase], done: int) -> None:
-        self._bar.update(self._task, total=len(cases), completed=done, description="starting")
+    def begin(self, total: int, done: int) -> None:
+        self._bar.update(self._task, total=total, completed=done, description="starting")
 
     def note(self, text: str) -> None:
         self._bar.update(self._task, description=text)
@@ -54,12 +51,17 @@ class RunProgress:
             self.console.print("".join(traceback.format_exception(error)), markup=False, highlight=False)
 
     def case_done(self, record: Record) -> None:
+        self._bar.advance(self._task)
+        if record.check == "kernel":
+            if record.status in ("PASS", "SKIPPED") or self._kernel_lines == _KERNEL_LINES:
+                return
+            self._kernel_lines += 1
         mark = _MARKS.get(record.status, "[red]✗[/]")
         kv = "" if record.kv_dtype == record.dtype else f" + {record.kv_dtype} KV"
         took = "" if record.duration_s is None else f" [dim]{record.duration_s:.0f} s[/]"
+        subject = record.model if record.check == "model" else f"{record.batch_spec} {record.probe}"
         self.console.print(
-            f"{mark} {record.status:<12} {record.model} {record.dtype}{kv}  {record.kernel}{took}",
+            f"{mark} {record.status:<12} {subject} {record.dtype}{kv}  {record.kernel}{took}",
             highlight=False,
             soft_wrap=True,
         )
-        self._bar.advance(self._task)

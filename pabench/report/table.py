@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pabench.records import Record, RunHeader
+from pabench.report.kernel_table import print_kernel_summary
 from pabench.report.words import (
+    breakable,
     divergence_in_words,
     dtypes,
     fallbacks_in_words,
@@ -48,8 +49,13 @@ def print_run(header: RunHeader, records: Sequence[Record], console: Console, *,
     for check in dict.fromkeys(r.check for r in records):
         console.print()
         console.print(Text(f"{check} check", style="bold"))
-        console.print(_table([r for r in records if r.check == check], console.width))
+        own = [r for r in records if r.check == check]
+        if check == "kernel":
+            print_kernel_summary(header, own, console)
+        else:
+            console.print(_table(own, console.width))
     console.print()
+    whole, records = records, [r for r in records if r.check != "kernel"]
     if any(r.logits is not None or r.accuracy is not None for r in records):
         console.print(Text(_LEGEND, style="dim"))
         console.print()
@@ -57,28 +63,18 @@ def print_run(header: RunHeader, records: Sequence[Record], console: Console, *,
     _print_troubles(records, console)
     shown = shown_path(path or Path("results") / header.run.id)
     console.print(Text.assemble(("record  ", "bold"), str(shown)), soft_wrap=True)
-    for why, command in _next_steps(header, records, shown):
+    for why, command in _next_steps(header, whole, shown):
         console.print(Text.assemble(("next    ", "bold"), why))
         console.print(Text(f"        {command}", style="cyan"), soft_wrap=True)
     console.print()
     style = VERDICT_STYLES.get(header.summary.verdict, "bold yellow")
-    console.print(Text(verdict_sentence(header, records), style=style))
+    console.print(Text(verdict_sentence(header, whole), style=style))
 
 
 def shown_path(path: Path) -> Path:
     """Relative to the working directory where it lies inside."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else Path(relative)
-
-
-def breakable(name: str, width: int) -> str:
-    """The name on several lines of at most ``width``, cut after a separator; only a longer word is cut inside."""
-    lines = [""]
-    for piece in re.findall(r"[^_,:/.=\-]*[_,:/.=\-]+|[^_,:/.=\-]+", name):
-        if lines[-1] and len(lines[-1]) + len(piece) > width:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(line[i : i + width] for line in lines for i in range(0, max(1, len(line)), width))
 
 
 def _print_heading(header: RunHeader, console: Console) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 
 from pabench.records import FALLBACK_ALLOWED, Fallback, Record, RunHeader, Tokens
@@ -41,6 +42,22 @@ def dtypes(record: Record) -> str:
     if record.dtype is None:
         return "—"
     return record.dtype if record.kv_dtype in (None, record.dtype) else f"{record.dtype} / {record.kv_dtype}"
+
+
+def breakable(name: str, width: int) -> str:
+    """The name on several lines of at most ``width``, cut after a separator; only a longer word is cut inside."""
+    lines = [""]
+    for piece in re.findall(r"[^_,:/.=\-]*[_,:/.=\-]+|[^_,:/.=\-]+", name):
+        if lines[-1] and len(lines[-1]) + len(piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line[i : i + width] for line in lines for i in range(0, max(1, len(line)), width))
+
+
+def short_kernel(kernel: str | None) -> str:
+    """ "a + b" for "prefill=a,decode=b"."""
+    first, _, second = (kernel or "—").removeprefix("prefill=").partition(",decode=")
+    return f"{first} + {second}" if second else first
 
 
 def subject(record: Record) -> str:

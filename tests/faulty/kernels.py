@@ -183,3 +183,222 @@ def declares_none(batch):
 
 
 declares_none.unsupported = lambda batch: None
+
+
+# For the kernel check: every feature of the contract, and one fault each.
+
+
+def _paged(batch: PagedBatch, *, change=lambda scores, **_: scores, head_of=None, tokens_of=None, drop=()):
+    """Right attention over the whole contract; ``change`` sees the scores, ``head_of`` and ``tokens_of`` the reads."""
+    batch = replace(batch, **dict.fromkeys(drop))
+    out = torch.zeros(batch.num_tokens, batch.num_q_heads, batch.head_dim_v)
+    starts, size = batch.query_start_loc.tolist(), batch.block_size
+    for s, length in enumerate(batch.seq_lens.tolist()):
+        rows = slice(starts[s], starts[s + 1])
+        q = batch.query[rows].float()
+        if length == 0:
+            continue
+        first_query = length - len(q)
+        window = batch.sliding_window
+        first = 0 if window is None else max(0, first_query - window + 1)
+        j = torch.arange(first, length)
+        read = j if tokens_of is None else tokens_of(j, batch, length)
+        block, offset = batch.block_table[s, read // size].long(), read % size
+
+        def gather(pool, scale, block=block, offset=offset):
+            bits = pool.view(torch.uint8) if pool.dtype.itemsize == 1 else pool
+            found = bits[block, offset].view(pool.dtype).float()
+            if scale is None:
+                return found
+            return found * (scale if scale.ndim == 0 else scale[:, None])
+
+        k, v = gather(batch.key_cache, batch.k_scale), gather(batch.value_cache, batch.v_scale)
+        heads = torch.arange(batch.num_q_heads)
+        heads = heads // batch.group_size if head_of is None else head_of(heads, batch)
+        scores = torch.einsum("thd,lhd->htl", q, k[:, heads]) * batch.scale
+        if batch.logits_soft_cap is not None:
+            scores = batch.logits_soft_cap * torch.tanh(scores / batch.logits_soft_cap)
+        i = torch.arange(first_query, length)[:, None]
+        if batch.alibi_slopes is not None:
+            scores = scores + batch.alibi_slopes[:, None, None] * (j - i)
+        mask = j <= i if batch.causal else torch.ones(len(q), len(j), dtype=torch.bool)
+        if window is not None:
+            mask = mask & (j > i - window)
+        scores = change(scores.masked_fill(~mask, float("-inf")), i=i, j=j, batch=batch)
+        if batch.sinks is not None:
+            column = batch.sinks[:, None, None].expand(-1, len(q), 1)
+            probs = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+        else:
+            probs = scores.softmax(-1)
+        out[rows] = torch.einsum("htl,lhd->thd", probs, v[:, heads])
+    return out.to(batch.query.dtype)
+
+
+def honest_whole(batch):
+    return _paged(batch)
+
+
+def heads_modulo(batch):
+    return _paged(batch, head_of=lambda h, b: h % b.num_kv_heads)
+
+
+def window_one_too_long(batch):
+    wider = None if batch.sliding_window is None else batch.sliding_window + 1
+    return _paged(replace(batch, sliding_window=wider))
+
+
+def window_ignored(batch):
+    clean = replace(batch, block_table=batch.block_table.clamp(min=0))
+    return _paged(clean, drop=("sliding_window",))
+
+
+def alibi_ignored(batch):
+    return _paged(batch, drop=("alibi_slopes",))
+
+
+def cap_ignored(batch):
+    return _paged(batch, drop=("logits_soft_cap",))
+
+
+def sinks_ignored(batch):
+    return _paged(batch, drop=("sinks",))
+
+
+def causal_ignored(batch):
+    return _paged(replace(batch, causal=False))
+
+
+def scale_one_percent_off(batch):
+    return _paged(replace(batch, scale=batch.scale * 1.01))
+
+
+def scale_always_from_head_dim(batch):
+    return _paged(replace(batch, scale=batch.head_dim**-0.5))
+
+
+def scales_shared_by_all_heads(batch):
+    def first(scale):
+        return scale if scale is None or scale.ndim == 0 else scale[0]
+
+    return _paged(replace(batch, k_scale=first(batch.k_scale), v_scale=first(batch.v_scale)))
+
+
+def v_scale_ignored(batch):
+    return _paged(replace(batch, v_scale=None))
+
+
+def past_512_one_token_lost(batch):
+    """Drops the key at position 512, where a second partition of 512 would begin."""
+
+    def lose(scores, j, **_):
+        return scores.masked_fill((j == 512) & (scores.shape[-1] > 1), float("-inf"))
+
+    return _paged(batch, change=lose)
+
+
+def last_block_twice_in_front(batch):
+    """Reads the second block where the first belongs."""
+
+    def tokens(j, b, length):
+        return torch.where((j < b.block_size) & (length >= 2 * b.block_size), j + b.block_size, j)
+
+    return _paged(batch, tokens_of=tokens)
+
+
+def offset_zero_only(batch):
+    return _paged(batch, tokens_of=lambda j, b, _: j // b.block_size * b.block_size)
+
+
+def ids_wrap_at_65536(batch):
+    return _paged(replace(batch, block_table=batch.block_table & 0xFFFF))
+
+
+def layout_from_shape(batch):
+    """Takes a padded or interleaved cache for a contiguous one."""
+
+    def flat(cache):
+        size = cache.untyped_storage().nbytes() // cache.itemsize
+        whole = cache.as_strided((size,), (1,), 0)
+        return whole[: cache.numel()].view(cache.shape)
+
+    return _paged(replace(batch, key_cache=flat(batch.key_cache), value_cache=flat(batch.value_cache)))
+
+
+def reads_past_the_end(batch):
+    """Weights 0 on V of the slots behind the end, which hold NaN."""
+    out = _paged(batch)
+    starts, size = batch.query_start_loc.tolist(), batch.block_size
+    for s, length in enumerate(batch.seq_lens.tolist()):
+        if length % size:
+            tail = batch.value_cache[batch.block_table[s, length // size].long(), length % size].float()
+            heads = torch.arange(batch.num_q_heads) // batch.group_size
+            out[starts[s] : starts[s + 1]] += (0.0 * tail[heads]).to(out.dtype)
+    return out
+
+
+def leaves_last_dims_unwritten(batch):
+    out = batch.query.new_empty(batch.num_tokens, batch.num_q_heads, batch.head_dim_v)
+    out[..., : batch.head_dim_v // 32 * 32] = _paged(batch)[..., : batch.head_dim_v // 32 * 32]
+    return out
+
+
+def leaves_padding_rows_unwritten(batch):
+    out, right = batch.query.new_empty(batch.num_tokens, batch.num_q_heads, batch.head_dim_v), _paged(batch)
+    starts = batch.query_start_loc.tolist()
+    for s, length in enumerate(batch.seq_lens.tolist()):
+        if length:
+            out[starts[s] : starts[s + 1]] = right[starts[s] : starts[s + 1]]
+    return out
+
+
+def writes_its_query(batch):
+    out = _paged(batch)
+    batch.query.mul_(batch.scale)
+    return out
+
+
+def ignores_the_past(batch):
+    """Continued prefill attends to its own chunk only."""
+    if batch.max_query_len == 1:
+        return _paged(batch)
+
+    def chunk_only(scores, i, j, **_):
+        return scores.masked_fill(j < i[0], float("-inf")) if len(i) > 1 else scores
+
+    return _paged(batch, change=chunk_only)
+
+
+def lse_without_ln(batch, return_lse=False):
+    """lse in base 2."""
+    right = get_kernel("torch_paged").fn(batch, return_lse=True)
+    return (right[0], right[1] * 1.4427) if return_lse else _paged(batch)
+
+
+def wrong_dtype(batch):
+    return _paged(batch).double()
+
+
+def no_mixed_batches(batch):
+    """Takes every sequence for a decode of its last token."""
+    out = torch.zeros_like(_paged(batch))
+    last = (batch.query_start_loc[1:] - 1).long()
+    return out.index_copy(0, last, _paged(batch)[last])
+
+
+def _plain_only(batch):
+    limits = {
+        "a sliding window": batch.sliding_window,
+        "ALiBi": batch.alibi_slopes,
+        "a soft cap": batch.logits_soft_cap,
+        "sinks": batch.sinks,
+        "scales": batch.k_scale,
+    }
+    reasons = [f"{what} is not supported" for what, given in limits.items() if given is not None]
+    return reasons + ([] if batch.causal else ["only causal attention is supported"])
+
+
+def honest_limited(batch):
+    return _attend(batch)
+
+
+honest_limited.unsupported = _plain_only

@@ -7,7 +7,7 @@ from pabench.suite import list_suites, load_suite
 
 
 def test_every_built_in_suite_is_valid():
-    assert [name for name, _, _ in list_suites()] == ["quick", "real", "smoke"]
+    assert [name for name, _, _ in list_suites()] == ["kernels", "quick", "real", "smoke"]
 
 
 def test_flags_replace_what_the_suite_says():
@@ -23,7 +23,10 @@ def test_flags_replace_what_the_suite_says():
         ("quick", {"block_size": 0}, "block_size: input should be greater than or equal to 1, got 0"),
         ("quick", {"blocksize": 4}, "unknown key 'blocksize'; did you mean 'block_size'"),
         ("quick", {"checks": ["kernal"]}, "unknown check 'kernal'"),
-        ("quick", {"models": []}, "models"),
+        ("quick", {"models": []}, "the model check needs models"),
+        ("kernels", {"checks": ["model"]}, "the model check needs models"),
+        ("kernels", {"kernel_check": {"probes": ["coutn"]}}, "unknown probe 'coutn'; did you mean 'count'"),
+        ("kernels", {"kernel_check": {"cuont": 3}}, "unknown key 'kernel_check.cuont'; did you mean 'count'"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_a_hint(name, changes, words):
@@ -31,6 +34,15 @@ def test_a_mistake_is_one_sentence_with_a_hint(name, changes, words):
         load_suite(name, changes)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_dtype_flag_holds_for_the_kernel_check_too(tmp_path):
+    (tmp_path / "s.yaml").write_text(
+        "name: s\ndescription: d\nkernels: [torch_paged]\ndtypes: [fp32]\nchecks: [kernel]\n"
+        "kernel_check: {dtypes: [bf16], count: 7}\n"
+    )
+    suite = load_suite(str(tmp_path / "s.yaml"), {"dtypes": ["fp16"], "kernel_check": {"probes": ["iid"]}})
+    assert (suite.kernel_check.dtypes, suite.kernel_check.count, suite.kernel_check.probes) == (None, 7, ("iid",))
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "", "name: x\n"])

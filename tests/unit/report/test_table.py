@@ -8,7 +8,8 @@ import re
 import pytest
 from rich.console import Console
 
-from pabench.report.table import breakable, print_run
+from pabench.report.table import print_run
+from pabench.report.words import breakable
 
 ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
 

@@ -1,0 +1,194 @@
+"""`--checks kernel`: every planted fault turns it red, no honest kernel does, and a case can be run again alone."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pabench.cli.app import app
+
+FAULTY = Path(__file__).parent.parent / "faulty" / "kernels.py"
+PLAIN = "plain-decode,plain-prefill,plain-mixed"
+BROKEN = {
+    "zeros": PLAIN,
+    "nan_in_one_head": PLAIN,
+    "newest_token_hidden": PLAIN,
+    "heads_modulo": PLAIN,
+    "window_one_too_long": "window-1,window-edges,window-freed-blocks",
+    "window_ignored": "window-edges",
+    "alibi_ignored": "alibi",
+    "cap_ignored": "soft-cap",
+    "sinks_ignored": "sinks",
+    "causal_ignored": PLAIN,
+    "scale_one_percent_off": PLAIN,
+    "scale_always_from_head_dim": "plain-decode,scale-0.3",
+    "scales_shared_by_all_heads": "per-head-scales",
+    "v_scale_ignored": PLAIN,
+    "past_512_one_token_lost": "partition-edges,past-4k",
+    "last_block_twice_in_front": PLAIN,
+    "offset_zero_only": PLAIN,
+    "ids_wrap_at_65536": "ids-past-65536",
+    "layout_from_shape": "padded-cache,interleaved-cache",
+    "reads_past_the_end": PLAIN,
+    "leaves_last_dims_unwritten": "mha5-d40",
+    "leaves_padding_rows_unwritten": PLAIN,
+    "writes_its_query": PLAIN,
+    "ignores_the_past": "chunk-33-of-80,past-4k-chunk",
+    "lse_without_ln": PLAIN,
+    "wrong_dtype": PLAIN,
+    "no_mixed_batches": "plain-mixed",
+}
+
+
+def run(tmp_path, *arguments):
+    result = CliRunner().invoke(app, ["run", "kernels", *arguments, "-o", str(tmp_path), "--json", "-q"])
+    assert result.stdout, result.stderr
+    return result.exit_code, json.loads(result.stdout)
+
+
+def statuses(run_json):
+    return {c["status"] for c in run_json["cases"]}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])  # all four: see the slow tests
+def test_torch_paged_passes_every_shape(tmp_path, dtype):
+    code, run_json = run(tmp_path, "-k", "torch_paged", "--dtype", dtype)
+    assert [c["message"] for c in run_json["cases"] if c["status"] != "PASS"] == []
+    assert code == 0
+    assert len(run_json["cases"]) == 264
+    assert {c["execution"]["proof"] for c in run_json["cases"]} == {"proved"}
+    assert {c["check"] for c in run_json["cases"]} == {"kernel"}
+
+
+def test_the_triton_kernels_pass_hand_picked_shapes(tmp_path):
+    """A third of the hand-picked shapes with all probes; the whole suite is a slow test."""
+    specs = "plain-mixed,gqa71-decode,block-1,block-size-is-kv-heads,window-freed-blocks,everything,per-head-scales"
+    pair = "prefill=triton_prefill,decode=triton_decode"
+    code, run_json = run(tmp_path, "-k", pair, "--dtype", "fp32,fp8", "--batch-spec", specs)
+    assert [c["message"] for c in run_json["cases"] if c["status"] != "PASS"] == []
+    assert code == 0
+    assert {c["execution"]["proof"] for c in run_json["cases"]} == {"proved"}
+
+
+@pytest.mark.parametrize(("function", "shapes"), BROKEN.items(), ids=list(BROKEN))
+def test_a_planted_fault_fails(tmp_path, function, shapes):
+    dtype = "fp8" if function == "v_scale_ignored" else "bf16"
+    code, run_json = run(tmp_path, "-k", f"{FAULTY}:{function}", "--dtype", dtype, "--batch-spec", shapes)
+    failed = [c for c in run_json["cases"] if c["status"] == "FAIL"]
+    assert code == 1
+    assert failed
+    assert "ERROR" not in statuses(run_json)
+    assert all(c["diagnosis"] is not None and c["timing"] is None for c in failed)
+    assert run_json["diagnoses"]
+
+
+@pytest.mark.parametrize("function", ["honest_whole", "honest_limited"])
+def test_an_honest_stranger_is_never_blamed(tmp_path, function):
+    code, run_json = run(tmp_path, "-k", f"{FAULTY}:{function}", "--dtype", "bf16")
+    assert [c["message"] for c in run_json["cases"] if c["status"] not in ("PASS", "SKIPPED")] == []
+    assert statuses(run_json) == ({"PASS"} if function == "honest_whole" else {"PASS", "SKIPPED"})
+    assert code == 0
+    assert run_json["diagnoses"] == []
+    assert {c["execution"]["proof"] for c in run_json["cases"] if c["status"] == "PASS"} == {"claimed"}
+
+
+def test_a_failing_case_says_where_and_comes_back_from_its_command(tmp_path):
+    _, run_json = run(tmp_path / "a", "-k", f"{FAULTY}:heads_modulo", "--dtype", "fp8", "--batch-spec", "plain-mixed")
+    first = next(c for c in run_json["cases"] if c["status"] == "FAIL" and c["probe"] == "iid")
+    assert "minimum required tolerance" in first["message"]
+    worst = first["accuracy"]["worst"]
+    assert worst["slot"] == worst["physical_block"] * 16 + worst["token"] % 16
+    assert worst["kv_head"] == worst["q_head"] // 3
+    words = shlex.split(first["repro"])
+    result = CliRunner().invoke(app, [*words[1:], "-o", str(tmp_path / "b"), "--json", "-q"])
+    (again,) = json.loads(result.stdout)["cases"]
+    assert {k: v for k, v in again.items() if k != "duration_s"} == {
+        k: v for k, v in first.items() if k != "duration_s"
+    }
+
+
+def test_a_fingerprint_names_what_was_read(tmp_path):
+    options = ["--dtype", "fp32", "--batch-spec", "plain-decode", "--probe", "fingerprint"]
+    _, run_json = run(tmp_path, "-k", f"{FAULTY}:wrong_kv_head", *options)
+    (case,) = run_json["cases"]
+    assert "; read head 1 for 0" in case["message"] or "; read head 0 for 1" in case["message"]
+
+
+@pytest.mark.parametrize(
+    ("function", "fault"),
+    [("nan_in_one_head", "nonfinite"), ("reads_past_the_end", "stale_read"), ("lse_without_ln", "lse")],
+)
+def test_a_known_fault_is_named_once_for_the_run(tmp_path, function, fault):
+    _, run_json = run(tmp_path, "-k", f"{FAULTY}:{function}", "--dtype", "bf16", "--batch-spec", PLAIN)
+    assert [d["fault"] for d in run_json["diagnoses"]] == [fault]
+    assert run_json["diagnoses"][0]["n_cases"] == run_json["summary"]["failed"]
+
+
+def test_a_kernel_that_enters_another_fell_back(tmp_path):
+    code, run_json = run(tmp_path, "-k", f"{FAULTY}:enters_another", "--dtype", "fp32", "--batch-spec", "plain-decode")
+    assert (code, statuses(run_json)) == (1, {"FAIL"})
+    assert {d["fault"] for d in run_json["diagnoses"]} == {"fallback"}
+
+
+def test_a_kernel_that_raises_costs_its_cases_only(tmp_path):
+    kernels = f"{FAULTY}:raises,torch_paged"
+    code, run_json = run(tmp_path, "-k", kernels, "--dtype", "fp32", "--batch-spec", "plain-decode")
+    assert code == 4
+    assert statuses(run_json) == {"ERROR", "PASS"}
+    assert run_json["summary"]["passed"] == run_json["summary"]["errors"] == 6
+
+
+def test_nothing_supported_cannot_be_judged(tmp_path):
+    options = ["--dtype", "fp32", "--batch-spec", "window-edges"]
+    code, run_json = run(tmp_path, "-k", f"{FAULTY}:honest_limited", *options)
+    assert (code, statuses(run_json)) == (3, {"SKIPPED"})
+    assert "a sliding window is not supported" in run_json["cases"][0]["message"]
+
+
+def test_a_decode_kernel_is_skipped_where_there_is_nothing_to_decode(tmp_path):
+    options = ["--dtype", "fp32", "--batch-spec", "plain-decode,chunk-33-of-80"]
+    code, run_json = run(tmp_path, "-k", "triton_decode", *options)
+    by_shape = {c["batch_spec"].partition(":")[0]: c["status"] for c in run_json["cases"]}
+    assert (code, by_shape) == (0, {"plain-decode": "PASS", "chunk-33-of-80": "SKIPPED"})
+
+
+def test_both_checks_run_one_after_the_other(tmp_path):
+    arguments = ["run", "smoke", "-m", "tiny-llama", "-k", "torch_paged", "--dtype", "fp32"]
+    arguments += ["--checks", "kernel,model", "--batch-spec", "q1s40_2q17", "-o", str(tmp_path), "--json", "-q"]
+    result = CliRunner().invoke(app, arguments)
+    run_json = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert [c["check"] for c in run_json["cases"]] == ["kernel"] * 6 + ["model"]
+
+
+def test_another_seed_is_another_test(tmp_path):
+    options = ["-k", "torch_paged", "--dtype", "bf16", "--batch-spec", "plain-decode", "--probe", "iid", "--seed"]
+    errors = {run(tmp_path / seed, *options, seed)[1]["cases"][0]["accuracy"]["rel_l2_max"] for seed in ("0", "1", "1")}
+    assert len(errors) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", ["0", "1", "2"])
+def test_the_whole_suite_gives_no_false_alarm(tmp_path, seed):
+    code, run_json = run(tmp_path, "--seed", seed)
+    assert [c["case_id"] for c in run_json["cases"] if c["status"] != "PASS"] == []
+    assert code == 0
+    assert len(run_json["cases"]) >= 2000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", BROKEN)
+def test_a_planted_fault_fails_among_all_shapes(tmp_path, function):
+    code, run_json = run(tmp_path, "-k", f"{FAULTY}:{function}")
+    assert code in (1, 4)
+    assert "FAIL" in statuses(run_json)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", ["fp8_e5m2", "int8"])
+def test_other_quantised_caches_give_no_false_alarm(tmp_path, kv_dtype):
+    code, run_json = run(tmp_path, "--dtype", "bf16,fp16", "--kv-dtype", kv_dtype)
+    assert [c["case_id"] for c in run_json["cases"] if c["status"] != "PASS"] == []
+    assert code == 0
