@@ -36,7 +36,7 @@ BROKEN = {
     "leaves_padding_rows_unwritten": PLAIN,
     "writes_its_query": PLAIN,
     "ignores_the_past": "chunk-33-of-80,past-4k-chunk",
-    "lse_without_ln": PLAIN,
+    "lse_always_zero": PLAIN,
     "wrong_dtype": PLAIN,
     "no_mixed_batches": "plain-mixed",
 }
@@ -118,7 +118,7 @@ def test_a_fingerprint_names_what_was_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("function", "fault"),
-    [("nan_in_one_head", "nonfinite"), ("reads_past_the_end", "stale_read"), ("lse_without_ln", "lse")],
+    [("nan_in_one_head", "nonfinite"), ("reads_past_the_end", "stale_read"), ("lse_always_zero", "lse")],
 )
 def test_a_known_fault_is_named_once_for_the_run(tmp_path, function, fault):
     _, run_json = run(tmp_path, "-k", f"{FAULTY}:{function}", "--dtype", "bf16", "--batch-spec", PLAIN)
