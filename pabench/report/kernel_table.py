@@ -19,7 +19,7 @@ CONFIDENCE_FACTOR = 3.0  # rule of three: no failure in n cases bounds the rate 
 _BUCKETS = (0, 1, 16, 64, 128, 256, 512, 1024, 4096)  # lower ends of the grid's columns
 _MAX_EXAMPLES = 3  # per kernel
 _MAX_REASONS = 4
-_NAME_WIDTH = 24
+_NAME_WIDTH = 16
 
 
 def print_kernel_summary(header: RunHeader, records: Sequence[Record], console: Console) -> None:
@@ -58,7 +58,7 @@ def _counts(records: Sequence[Record]) -> Table:
         n = Counter(r.status for r in own)
         ratios = [r.accuracy.tolerance_ratio for r in own if r.accuracy and r.accuracy.tolerance_ratio is not None]
         table.add_row(
-            Text(breakable(short_kernel(kernel), _NAME_WIDTH)),
+            Text("\n+ ".join(breakable(name, _NAME_WIDTH) for name in short_kernel(kernel).split(" + "))),
             dtype,
             Text(str(n["PASS"]), style="green" if n["PASS"] else "dim"),
             Text(str(n["FAIL"]), style="bold red" if n["FAIL"] else "dim"),
