@@ -50,7 +50,7 @@ def _counts(records: Sequence[Record]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("kernel", no_wrap=True)
     table.add_column("dtype / kv", no_wrap=True)
-    for name in ("passed", "failed", "errors", "skipped", "unjudged"):
+    for name in ("pass", "fail", "error", "skip", "open"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("err ÷\ntol.", justify="right", no_wrap=True)
     for kernel, dtype in dict.fromkeys((r.kernel, dtypes(r)) for r in records):

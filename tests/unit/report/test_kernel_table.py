@@ -40,7 +40,7 @@ def test_passed_cases_are_one_row_a_dtype_with_the_bound(make_case, make_header)
     records = [make_case(n) for n in range(300)] + [make_case(n + 300, kv_dtype="fp8_e4m3") for n in range(300)]
     text = printed(make_header(records), records)
     assert len(text.splitlines()) < 25
-    assert "bf16 / fp8_e4m3     300       0" in text
+    assert "bf16 / fp8_e4m3   300     0" in text
     assert "600 kernel cases judged, 0 failed: at most 0.50 % of such cases fail" in text  # 3 / 600
     assert "PASS (exit 0): 600 of 600 judged cases" in " ".join(text.split())
 
