@@ -19,7 +19,7 @@ CONFIDENCE_FACTOR = 3.0  # rule of three: no failure in n cases bounds the rate 
 _BUCKETS = (0, 1, 16, 64, 128, 256, 512, 1024, 4096)  # lower ends of the grid's columns
 _MAX_EXAMPLES = 3  # per kernel
 _MAX_REASONS = 4
-_NAME_WIDTH = 24
+_NAME_WIDTH = 16
 
 
 def print_kernel_summary(header: RunHeader, records: Sequence[Record], console: Console) -> None:
@@ -50,7 +50,7 @@ def _counts(records: Sequence[Record]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("kernel", no_wrap=True)
     table.add_column("dtype / kv", no_wrap=True)
-    for name in ("passed", "failed", "errors", "skipped", "unjudged"):
+    for name in ("pass", "fail", "error", "skip", "open"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("err ÷\ntol.", justify="right", no_wrap=True)
     for kernel, dtype in dict.fromkeys((r.kernel, dtypes(r)) for r in records):
@@ -58,7 +58,7 @@ def _counts(records: Sequence[Record]) -> Table:
         n = Counter(r.status for r in own)
         ratios = [r.accuracy.tolerance_ratio for r in own if r.accuracy and r.accuracy.tolerance_ratio is not None]
         table.add_row(
-            Text(breakable(short_kernel(kernel), _NAME_WIDTH)),
+            Text("\n+ ".join(breakable(name, _NAME_WIDTH) for name in short_kernel(kernel).split(" + "))),
             dtype,
             Text(str(n["PASS"]), style="green" if n["PASS"] else "dim"),
             Text(str(n["FAIL"]), style="bold red" if n["FAIL"] else "dim"),

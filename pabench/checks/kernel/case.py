@@ -136,7 +136,7 @@ def judge_kernel(trial: Trial, request: KernelRequest, *, fail_on_fallback: bool
         return _failed(dispatcher, Finding("inputs_written", message, confidence=0.5))
     finding, accuracy = judge_output(inputs, trial.truth, out)
     if finding is None and lse is not None:
-        finding = judge_lse(inputs, trial.truth, lse[1])
+        finding = _judge_with_lse(trial, *lse)
     if fail_on_fallback and dispatcher.proof() == "fell_back":
         entered = ", ".join(sorted({name for _, name, _, _ in dispatcher.intruders()}))
         finding = Finding("fallback", f"fell_back: {request.name} entered {entered} from inside", "fallback", 1.0)
@@ -147,6 +147,14 @@ def judge_kernel(trial: Trial, request: KernelRequest, *, fail_on_fallback: bool
         return KernelOutcome("INCONCLUSIVE", "coverage", message, dispatcher, accuracy)
     reason = "fallback_allowed" if dispatcher.proof() == "fell_back" else None
     return KernelOutcome("PASS", reason, "", dispatcher, accuracy)
+
+
+def _judge_with_lse(trial: Trial, out: object, lse: object) -> Finding | None:
+    """What ``return_lse=True`` gave: its output may be computed another way, and is judged like any."""
+    shape, dtype = tuple(trial.truth.out.shape), trial.inputs.batch.query.dtype
+    if not isinstance(out, Tensor) or tuple(out.shape) != shape or out.dtype != dtype:
+        return Finding("lse", "the output that comes with lse has another shape or dtype than without", "lse", 0.5)
+    return judge_lse(trial.inputs, trial.truth, lse) or judge_output(trial.inputs, trial.truth, out)[0]
 
 
 def _failed(dispatcher: Dispatcher, finding: Finding, accuracy: Accuracy | None = None) -> KernelOutcome:
@@ -161,7 +169,10 @@ def _lse(request: KernelRequest, inputs: KernelInputs, dispatcher: Dispatcher) -
     (kernel,) = kernels.values()
     if not isinstance(kernel, Kernel) or not kernel.has_lse:
         return None
-    found: tuple[Tensor, Tensor] = kernel(inputs.batch, return_lse=True)
+    try:
+        found: tuple[Tensor, Tensor] = kernel(inputs.batch, return_lse=True)
+    except NotImplementedError:  # no lse for this batch, found late
+        return None
     if not isinstance(found, tuple) or len(found) != 2:
         raise ContractBrokenError(
             f"kernel '{kernel.name}' must return (out, lse) when asked, got {type(found).__name__}"

@@ -15,6 +15,7 @@ from pabench.records import Accuracy, Worst
 
 COUNT_SLACK = 0.1  # slots; one slot too many or too few moves a channel by about 1
 COUNT_ROUNDOFFS = 4.0  # × u × the channel's sum: the output itself is rounded
+SUM_ROUNDOFFS = 16.0  # × √n × u of fp32 × the channel's sum: n weights of 1/n are added up; honest ones reached 5
 LSE_SLACK = 1e-4
 LSE_ROUNDOFFS = 4.0  # × u of the query's dtype × (1 + the largest |score| a row may hold)
 
@@ -132,7 +133,8 @@ def _count(inputs: KernelInputs, truth: Truth, found: Tensor, finite: Tensor) ->
     off = (found * unit - sums).abs()
     empty = (truth.weight == 0)[..., None]
     off = torch.where(empty, torch.where(found == 0, 0.0, torch.inf), off)
-    limit = COUNT_SLACK + COUNT_ROUNDOFFS * unit_roundoff(inputs.batch.query.dtype) * sums.abs()
+    adding = SUM_ROUNDOFFS * unit_roundoff(torch.float32) * truth.weight.sqrt()[..., None]
+    limit = COUNT_SLACK + (COUNT_ROUNDOFFS * unit_roundoff(inputs.batch.query.dtype) + adding) * sums.abs()
     ratio = torch.where(finite, (off / limit).amax(-1), torch.inf)
     return off.amax(-1), ratio.nan_to_num(torch.inf)
 

@@ -104,6 +104,16 @@ def test_one_slot_more_or_less_is_seen_in_bf16_at_4k():
         assert finding.reason == "slot_count"
 
 
+@pytest.mark.parametrize("length", [513, 4129, 8227])
+def test_n_weights_of_one_nth_added_up_in_fp32_are_no_fault_but_a_lost_slot_is(length):
+    inputs = build(Shape("long", ((1, length),), group=1, kv_heads=1), "count", FP32, seed=0)
+    truth = find_truth(inputs)
+    weighted = inputs.values[0][:, 0] * torch.tensor(1 / length)
+    one_after_another = weighted.cumsum(0)[-1][None, None]
+    assert judge_output(inputs, truth, one_after_another)[0] is None
+    assert judge_output(inputs, truth, one_after_another - weighted[length // 2])[0] is not None
+
+
 def test_what_nobody_owns_is_poisoned_and_ids_are_unique_and_out_of_order():
     inputs = build(SMALL, "poison", FP32, seed=0)
     table = inputs.batch.block_table
