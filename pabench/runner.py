@@ -23,8 +23,8 @@ from pabench.checks.kernel.run import judge_kernel_cases, plan_kernel_cases
 from pabench.checks.model import OnFallback, judge
 from pabench.checks.model_record import record_groups
 from pabench.environment import collect, git_state
-from pabench.errors import CannotJudge, UsageError, failure_fields
-from pabench.models.load import LoadedModel, ModelSource, load_model, resolve_model
+from pabench.errors import UsageError, failure_fields
+from pabench.models.load import LoadedModel, ModelSource, load_model, require_device, resolve_model
 from pabench.prompts import Prompt, choose, read_prompts
 from pabench.records import Record, RunHeader, RunInfo, summarize
 from pabench.reference.run import ReferenceRun, run_reference
@@ -69,7 +69,7 @@ class FinishedRun:
 def run_suite(suite: Suite, options: RunOptions, watcher: Watcher) -> FinishedRun:
     """Judge every case of ``suite``; each is stored as it finishes. Raises ``PabenchError`` before the first case for
     what the user must mend. After ``KeyboardInterrupt`` the run folder says "interrupted" and the exception goes on."""
-    _check_device(options.device)
+    require_device(options.device)
     requests = _requests(suite.kernels)
     prompts: Sequence[Prompt] = ()
     sources: Sequence[ModelSource] = ()
@@ -148,15 +148,6 @@ def run_suite(suite: Suite, options: RunOptions, watcher: Watcher) -> FinishedRu
         finish("interrupted")
         raise
     return FinishedRun(folder.path, finish(), tuple(folder.records))
-
-
-def _check_device(device: str) -> None:
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise UsageError(f"unknown device '{device}'; use cpu, cuda or cuda:N") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise CannotJudge(f"device '{device}' is not available here; use --device cpu")
 
 
 def _requests(kernels: Iterable[str]) -> list[KernelRequest]:

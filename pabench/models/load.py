@@ -79,7 +79,7 @@ def load_model(
     ``attn_implementation`` None is sdpa, or eager for a class that has no sdpa (Gemma 2, gpt-oss). Raises
     ``UsageError`` for a damaged folder, ``CannotJudge`` for attention that cannot run paged and a missing device.
     """
-    _require_device(device)
+    require_device(device)
     if source.random is not None:
         from pabench.models.byte_tokenizer import byte_tokenizer
         from pabench.models.random_models import random_model
@@ -129,7 +129,8 @@ def _find_model_folder(path: Path) -> Path:
     return path
 
 
-def _require_device(device: str) -> None:
+def require_device(device: str) -> None:
+    """Raises ``UsageError`` for what is no device, ``CannotJudge`` for a CUDA device that is not here."""
     import torch
 
     try:
