@@ -17,6 +17,7 @@ from pabench.report.words import breakable, dtypes, number, short_kernel
 
 CONFIDENCE_FACTOR = 3.0  # rule of three: no failure in n cases bounds the rate below 3/n at 95 %
 _BUCKETS = (0, 1, 16, 64, 128, 256, 512, 1024, 4096)  # lower ends of the grid's columns
+_MIN_FOR_BOUND = 30  # fewer bound nothing worth saying
 _MAX_EXAMPLES = 3  # per kernel
 _MAX_REASONS = 4
 _NAME_WIDTH = 16
@@ -40,8 +41,8 @@ def honest_bound(records: Sequence[Record]) -> str:
     """How many cases were judged and, where none failed, how many can fail at most."""
     judged = [r for r in records if r.status not in ("SKIPPED", "INCONCLUSIVE")]
     wrong = sum(r.status != "PASS" for r in judged)
-    text = f"{len(judged):,} kernel cases judged, {wrong:,} failed"
-    if judged and not wrong:
+    text = f"{len(judged):,} kernel case{'s' if len(judged) != 1 else ''} judged, {wrong:,} failed"
+    if len(judged) >= _MIN_FOR_BOUND and not wrong:
         text += f": at most {number(100 * CONFIDENCE_FACTOR / len(judged))} % of such cases fail (95 %, rule of three)"
     return text + ". err ÷ tol.: worst row against its tolerance; above 1 is wrong."
 

@@ -135,4 +135,8 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(change: dict[str, Any]
 
 
 def test_no_tokens() -> None:
-    reshape_and_cache(*tokens(0), *caches(), torch.zeros(0, dtype=torch.int64))
+    key_cache, value_cache = caches()
+    before = key_cache.clone(), value_cache.clone()
+    reshape_and_cache(*tokens(0), key_cache, value_cache, torch.zeros(0, dtype=torch.int64))
+    assert torch.equal(key_cache, before[0])
+    assert torch.equal(value_cache, before[1])
