@@ -15,7 +15,9 @@ def main() -> int:
 
     try:
         app(prog_name="pabench")
-    except Exception:
+    except BaseException as error:
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            raise
         traceback.print_exc()
         print("error: this is a bug in pabench; please report it with the traceback above", file=sys.stderr)
         return 4

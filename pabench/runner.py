@@ -78,6 +78,10 @@ def run_suite(suite: Suite, options: RunOptions, watcher: Watcher) -> FinishedRu
             read_prompts(options.prompts_file) if options.prompts_file else choose(suite.prompts.kinds, options.seed)
         )
         sources = [resolve_model(name, offline=options.offline) for name in suite.models]
+    if len({s.name for s in sources}) < len(sources):
+        raise UsageError(
+            f"two models would be recorded under one name: {', '.join(s.name for s in sources)}; rename one"
+        )
     kernel_cases: list[KernelCase] = []
     if "kernel" in suite.checks:
         kernel_cases = plan_kernel_cases(suite, requests, options.seed, options.device)
@@ -157,7 +161,17 @@ def _requests(kernels: Iterable[str]) -> list[KernelRequest]:
         raise UsageError(str(error)) from error
     if not requests:
         raise UsageError("no kernel was given; name one with -k, see `pabench list kernels`")
-    return list({r.name: r for r in requests}.values())
+    chosen: dict[str, KernelRequest] = {}
+    for r in requests:
+        if _files(chosen.setdefault(r.name, r)) != _files(r):
+            raise UsageError(f"'{chosen[r.name].text}' and '{r.text}' would both be recorded as '{r.name}'; rename one")
+    return list(chosen.values())
+
+
+def _files(request: KernelRequest) -> list[str]:
+    """The files that a request's kernels are written in: two files of one name must not pass for one kernel."""
+    codes = [getattr(request.kernels[p].fn, "__code__", None) for p in sorted(request.kernels)]
+    return [request.text if code is None else code.co_filename for code in codes]
 
 
 def _plan(
@@ -311,7 +325,9 @@ def _judge_one(
                 stop_tokens=_stop_tokens(reference.path.loaded),
                 progress=lambda text: watcher.note(f"{case.model} {case.precision.asked} {case.kernel}: {text}"),
             )
-    except (Exception, SystemExit) as error:  # a kernel that calls sys.exit has crashed, whatever its code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a kernel that calls sys.exit has crashed, whatever its code
         watcher.crashed(error)
         return _failed(case, error)
     return _record(
@@ -336,7 +352,7 @@ def _torch_state_kept() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def _failed(case: ModelCase, error: Exception | SystemExit) -> Record:
+def _failed(case: ModelCase, error: BaseException) -> Record:
     return _record(case, **failure_fields(error))
 
 

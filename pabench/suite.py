@@ -74,6 +74,11 @@ class Suite(BaseModel):
             raise ValueError("the model check needs models: name some in the suite's key 'models' or with -m")
         return self
 
+    @field_validator("models", "kernels")
+    @classmethod
+    def _once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(value))
+
     @field_validator("dtypes")
     @classmethod
     def _known_dtypes(cls, value: tuple[str, ...]) -> tuple[str, ...]:

@@ -117,7 +117,6 @@ class Kernel:
     phases: frozenset[Phase] = ALL_PHASES
     declared_limits: Unsupported | None = None
     stranger: bool = False  # not one of the registry: its launches are counted only where they are seen
-    counts_launches: bool = True  # whether launches of this kernel can be counted at all
     has_lse: bool = field(default=False)
 
     def unsupported(self, batch: PagedBatch) -> list[str]:

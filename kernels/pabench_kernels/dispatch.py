@@ -127,7 +127,7 @@ class Dispatcher:
         counted = {where for where, n in calls.items() if self.trace.launched[where] >= n}
         if len(counted) == len(calls):
             return "proved"
-        strangers = {k.name for k in self.request.kernels.values() if k.stranger and not k.counts_launches}
+        strangers = {k.name for k in self.request.kernels.values() if k.stranger}
         entered = all(self.trace.entered[where] >= n for where, n in calls.items())
         return "claimed" if entered and {name for name, _, _ in calls.keys() - counted} <= strangers else "unknown"
 
@@ -162,18 +162,27 @@ def _select(batch: PagedBatch, rows: Tensor) -> tuple[PagedBatch, Tensor]:
 
 @contextmanager
 def _inputs_kept(kernel: Kernel, batch: PagedBatch) -> Iterator[None]:
-    """Raises ``ContractBrokenError`` if the call wrote into its query or metadata; the caches are too big to copy."""
-    names = ("query", "block_table", "seq_lens", "query_start_loc")
-    before = {name: getattr(batch, name).clone() for name in names}
-    yield
-    for name in names:
-        if not torch.equal(_bits(getattr(batch, name)), _bits(before[name])):
-            raise ContractBrokenError(f"kernel '{kernel.name}' wrote into its input '{name}'; inputs are read only")
+    """Raises ``ContractBrokenError`` if the call wrote into an input other than the caches, which are too big to copy.
+
+    What was written is undone, also when the kernel raises: scales and sinks belong to the next kernel's case too.
+    """
+    names = ("query", "block_table", "seq_lens", "query_start_loc", "k_scale", "v_scale", "alibi_slopes", "sinks")
+    before = {name: x.clone() for name in names if (x := getattr(batch, name)) is not None}
+    written = []
+    try:
+        yield
+    finally:
+        for name, x in before.items():
+            if not torch.equal(_bits(getattr(batch, name)), _bits(x)):
+                getattr(batch, name).copy_(x)
+                written.append(name)
+    for name in written:
+        raise ContractBrokenError(f"kernel '{kernel.name}' wrote into its input '{name}'; inputs are read only")
 
 
 def _bits(x: Tensor) -> Tensor:
     """NaN equals itself as bits."""
-    return x.contiguous().view(torch.uint8)
+    return x.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _checked(kernel: Kernel, out: object, batch: PagedBatch) -> Tensor:

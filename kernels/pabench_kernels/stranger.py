@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,12 +32,13 @@ def load_file(path: str, function: str) -> Kernel:
         what = f"no function '{function}'" if function else "no function named"
         raise LookupError(f"kernel '{path}': {what}; its functions are: {', '.join(names) or 'none'}")
     name = f"{file.name}:{function}"
-    if isinstance(found, Kernel):
-        return found
-    return as_kernel(found, name, counts_launches=_count_triton_launches(module, name))
+    _count_triton_launches(module, name)
+    if isinstance(found, Kernel):  # a registered kernel that the file re-exports is itself; any other is the file's own
+        return found if found.fn.__module__ != module.__name__ else replace(found, name=name, stranger=True)
+    return as_kernel(found, name)
 
 
-def as_kernel(fn: Callable[..., Any], name: str, *, counts_launches: bool = False) -> Kernel:
+def as_kernel(fn: Callable[..., Any], name: str) -> Kernel:
     """Wrap a plain function ``fn(batch) -> Tensor`` with its optional attributes ``unsupported`` and ``phases``.
 
     Raises ``LookupError`` if ``phases`` names anything but prefill and decode.
@@ -50,7 +52,6 @@ def as_kernel(fn: Callable[..., Any], name: str, *, counts_launches: bool = Fals
         phases=phases,
         declared_limits=getattr(fn, "unsupported", None),
         stranger=True,
-        counts_launches=counts_launches,
         has_lse="return_lse" in inspect.signature(fn).parameters,
     )
 
@@ -73,12 +74,11 @@ def _import_file(file: Path, shown: str) -> ModuleType:
     return module
 
 
-def _count_triton_launches(module: ModuleType, name: str) -> bool:
-    """Count launches of the Triton functions defined in this very file; False if it defines none.
+def _count_triton_launches(module: ModuleType, name: str) -> None:
+    """Count launches of the Triton functions defined in this very file.
 
     Both JIT and interpreted functions are launched through ``run``, so that is where the count belongs.
     """
-    found = False
     for value in vars(module).values():
         run, inner = getattr(value, "run", None), getattr(value, "fn", None)
         if not type(value).__module__.startswith("triton.") or not callable(run):
@@ -87,7 +87,6 @@ def _count_triton_launches(module: ModuleType, name: str) -> bool:
             inner = getattr(inner, "fn", None)
         if inner is None or inner.__module__ != module.__name__:
             continue
-        found = True
 
         def counted(*args: Any, _run: Callable[..., Any] = run, **kwargs: Any) -> Any:
             if not kwargs.get("warmup"):
@@ -95,4 +94,3 @@ def _count_triton_launches(module: ModuleType, name: str) -> bool:
             return _run(*args, **kwargs)
 
         value.run = counted
-    return found

@@ -84,8 +84,15 @@ def run(
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Tracebacks of crashed cases too.")] = False,
 ) -> None:
     """Judge paged kernels on generated batches, and inside real models: logits, tokens and every attention call."""
+    from pabench.errors import UsageError
     from pabench.suite import load_suite
 
+    lists = {"-m": model, "-k": [*(kernel or []), *(backend or [])], "--dtype": dtype, "--checks": checks}
+    for flag, values in lists.items():
+        if values and not all(v.strip(" ,") for v in values):
+            raise UsageError(f"{flag} was given an empty value; name something, or leave {flag} out")
+    if prompts == "":
+        raise UsageError("--prompts was given an empty value; name a file, or leave --prompts out")
     changes = {
         "models": _list(model),
         "kernels": _kernels([*(kernel or []), *(backend or [])]),

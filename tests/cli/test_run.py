@@ -37,6 +37,9 @@ def invoke(*arguments):
         (["--on-fallback", "maybe"], 2, "maybe"),
         (["--max-new-tokens", "1"], 2, "max_new_tokens"),
         (["--nonsense"], 2, "nonsense"),
+        (["-k", ""], 2, "-k was given an empty value"),
+        (["-k", ","], 2, "-k was given an empty value"),
+        (["--prompts", ""], 2, "--prompts was given an empty value"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_writes_nothing(tmp_path, arguments, code, words):
@@ -183,3 +186,27 @@ def test_an_honest_kernel_against_another_is_no_regression_and_a_broken_one_is(t
     assert worse.exit_code == 1
     assert "attention" in " ".join(worse.stdout.split())
     assert invoke("compare", str(tmp_path / "nothing"), runs["c"]).exit_code == 3
+
+
+def test_two_files_of_one_name_are_refused_and_neither_is_dropped(tmp_path):
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "k.py").write_text("def f(batch):\n    return batch.query * 0\n")
+    kernels = f"{tmp_path}/a/k.py:f,{tmp_path}/b/k.py:f"
+    result = invoke(
+        "run", "smoke", "-m", "tiny-llama", "-k", kernels, "--dtype", "fp32", "-q", "-o", str(tmp_path / "out")
+    )
+    assert result.exit_code == 2
+    assert "would both be recorded as 'k.py:f'" in " ".join(result.stderr.split())
+
+
+def test_a_model_named_twice_is_judged_once(tmp_path):
+    result = invoke(*TINY, "-m", "tiny-llama", "-o", str(tmp_path), "--json")
+    assert (result.exit_code, len(json.loads(result.stdout)["cases"])) == (0, 1)
+
+
+def test_any_exception_of_a_kernel_costs_its_case_only(tmp_path):
+    (tmp_path / "odd.py").write_text("class Odd(BaseException): ...\ndef f(batch):\n    raise Odd('planted')\n")
+    result = invoke(*TINY, "-k", f"{tmp_path}/odd.py:f", "-o", str(tmp_path), "--json")
+    by_kernel = {c["kernel"]: c["status"] for c in json.loads(result.stdout)["cases"]}
+    assert (result.exit_code, by_kernel) == (4, {"torch_paged": "PASS", "odd.py:f": "ERROR"})

@@ -49,7 +49,9 @@ def judge_kernel_cases(
             try:
                 outcome = judge_kernel(case.trial, by_name[case.kernel], fail_on_fallback=fail_on_fallback)
                 fields = outcome_fields(outcome)
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 crashed(error)
                 fields = failure_fields(error)
             yield kernel_record(case, **fields, duration_s=round(time.monotonic() - started, 3))

@@ -97,7 +97,7 @@ def test_entering_another_registered_kernel_is_a_fallback():
     dispatcher = Dispatcher(parse_request(f"{FAULTY}:enters_another"))
     dispatcher(batch(), 3)
     assert dispatcher.proof() == "fell_back"
-    assert dict(dispatcher.intruders()) == {("enters_another", "torch_paged", "mixed", 3): 1}
+    assert dict(dispatcher.intruders()) == {("kernels.py:enters_another", "torch_paged", "mixed", 3): 1}
 
 
 def test_an_unsupported_batch_runs_the_stand_in_and_is_recorded_with_its_reason():
@@ -218,7 +218,7 @@ def test_launches_of_a_strangers_own_triton_function_are_counted(tmp_path):
         "def does_not(batch):\n"
         "    return torch.zeros_like(batch.query)\n"
     )
-    for function, proof in (("launches", "proved"), ("does_not", "unknown")):
+    for function, proof in (("launches", "proved"), ("does_not", "claimed")):
         dispatcher = Dispatcher(parse_request(f"{tmp_path}/mine.py:{function}"))
         dispatcher(batch((1, 1)), 0)
         assert dispatcher.proof() == proof
@@ -230,3 +230,38 @@ def test_a_strangers_kernel_is_known_by_its_file_and_function_not_its_path():
 
 def test_the_registry_lists_the_built_in_kernels():
     assert {"torch_paged", "triton_decode", "triton_prefill"} <= set(kernel_names())
+
+
+def test_a_stranger_cannot_take_the_name_of_a_registered_kernel(tmp_path):
+    (tmp_path / "spoof.py").write_text(
+        "import torch\n"
+        "from pabench_kernels.contract import kernel\n"
+        "from pabench_kernels.trace import count_launch\n"
+        "@kernel('triton_decode')\n"
+        "def spoof(batch):\n"
+        "    count_launch('triton_decode')\n"
+        "    return torch.zeros_like(batch.query)\n"
+    )
+    dispatcher = Dispatcher(parse_request(f"{tmp_path}/spoof.py:spoof"))
+    assert dispatcher.request.name == "spoof.py:spoof"
+    dispatcher(batch((1, 1)), 0)
+    assert dispatcher.proof() == "fell_back"
+
+
+def test_a_registered_kernel_that_a_file_re_exports_is_itself(tmp_path):
+    (tmp_path / "again.py").write_text("from pabench_kernels.torch_paged import torch_paged\n")
+    assert get_kernel(f"{tmp_path}/again.py:torch_paged") is get_kernel("torch_paged")
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_scales_that_a_kernel_wrote_into_are_put_back(raises):
+    def fn(b):
+        b.k_scale.mul_(2)
+        if raises:
+            raise ZeroDivisionError
+        return torch.zeros_like(b.query)
+
+    b = replace(batch((1, 1)), k_scale=torch.tensor(0.3), v_scale=torch.tensor(0.7))
+    with pytest.raises(ZeroDivisionError if raises else ContractBrokenError, match=None if raises else "'k_scale'"):
+        Dispatcher(request(Kernel(name="mine", fn=fn)))(b, 0)
+    assert b.k_scale.item() == pytest.approx(0.3)
