@@ -74,6 +74,12 @@ def compare(base: StoredRun, candidate: StoredRun) -> Comparison:
             raise CannotJudge(f"run '{header.run.id}' holds no finished case: there is nothing to compare")
     with_kernel = not (len(_kernels(base_records)) == len(_kernels(cand_records)) == 1)
     old, new = _by_key(base_header, base_records, with_kernel), _by_key(cand_header, cand_records, with_kernel)
+    seeds = base_header.run.seed, cand_header.run.seed
+    if not old.keys() & new.keys() and seeds[0] != seeds[1]:
+        raise CannotJudge(
+            f"the runs have no case in common: one was made with --seed {seeds[0]}, the other with --seed {seeds[1]}, "
+            "and another seed is another test; run the candidate with the base's seed"
+        )
     unfinished = cand_header.summary.verdict in ("running", "interrupted")
     cases = [_judge(key, old.get(key), new.get(key), unfinished) for key in dict.fromkeys([*old, *new])]
     codes = {c.exit_code for c in cases}

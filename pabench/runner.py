@@ -7,7 +7,6 @@ import os
 import resource
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain, product
@@ -25,11 +24,12 @@ from pabench.checks.model_record import record_groups
 from pabench.environment import collect, git_state
 from pabench.errors import UsageError, failure_fields
 from pabench.models.load import LoadedModel, ModelSource, load_model, require_device, resolve_model
+from pabench.process_state import process_state_kept
 from pabench.prompts import Prompt, choose, read_prompts
 from pabench.records import Record, RunHeader, RunInfo, summarize
 from pabench.reference.run import ReferenceRun, run_reference
 from pabench.results import RunFolder
-from pabench.resume import find_unfinished
+from pabench.resume import claim, find_unfinished
 from pabench.suite import Suite
 from pabench.torch_dtypes import TORCH_DTYPES
 from pabench_kernels.registry import UnknownKernelError
@@ -93,10 +93,16 @@ def run_suite(suite: Suite, options: RunOptions, watcher: Watcher) -> FinishedRu
         device=options.device,
         on_fallback=options.on_fallback,
         model_fingerprints={s.name: s.fingerprint for s in sources},
+        kernel_sources={r.name: r.source_digest() for r in requests},
     )
     git = git_state()
-    folder = find_unfinished(options.output, config_hash) if options.resume else None
-    folder = folder or RunFolder.create(options.output, device=options.device, git_sha=git.sha)
+    output = options.output.absolute()  # a kernel may change the working directory
+    unfinished = find_unfinished(output, config_hash) if options.resume else None
+    if unfinished is not None:
+        folder, lock = unfinished
+    else:
+        folder = RunFolder.create(output, device=options.device, git_sha=git.sha)
+        lock = claim(folder.path)
     info = RunInfo(
         id=folder.run_id,
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -151,6 +157,8 @@ def run_suite(suite: Suite, options: RunOptions, watcher: Watcher) -> FinishedRu
     except KeyboardInterrupt:
         finish("interrupted")
         raise
+    finally:
+        lock.release()
     return FinishedRun(folder.path, finish(), tuple(folder.records))
 
 
@@ -163,15 +171,9 @@ def _requests(kernels: Iterable[str]) -> list[KernelRequest]:
         raise UsageError("no kernel was given; name one with -k, see `pabench list kernels`")
     chosen: dict[str, KernelRequest] = {}
     for r in requests:
-        if _files(chosen.setdefault(r.name, r)) != _files(r):
+        if chosen.setdefault(r.name, r).files != r.files:
             raise UsageError(f"'{chosen[r.name].text}' and '{r.text}' would both be recorded as '{r.name}'; rename one")
     return list(chosen.values())
-
-
-def _files(request: KernelRequest) -> list[str]:
-    """The files that a request's kernels are written in: two files of one name must not pass for one kernel."""
-    codes = [getattr(request.kernels[p].fn, "__code__", None) for p in sorted(request.kernels)]
-    return [request.text if code is None else code.co_filename for code in codes]
 
 
 def _plan(
@@ -315,7 +317,7 @@ def _judge_one(
             f"positions; {case.model} does not support this dtype",
         )
     try:
-        with _torch_state_kept():
+        with process_state_kept():
             outcome = judge(
                 reference,
                 request,
@@ -338,18 +340,6 @@ def _judge_one(
         duration_s=round(time.monotonic() - started, 2),
         **record_groups(outcome),
     )
-
-
-@contextmanager
-def _torch_state_kept() -> Iterator[None]:
-    """A kernel's changes to torch's global settings must not reach the next case."""
-    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(dtype)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
 
 
 def _failed(case: ModelCase, error: BaseException) -> Record:

@@ -22,6 +22,7 @@ from pabench_kernels.trace import ExecutionTrace, tracing
 if TYPE_CHECKING:
     from torch import Tensor
 
+_MAX_SUMMED = 1 << 26  # elements of a cache that is watched for writes
 Proof = Literal["proved", "claimed", "fell_back", "unknown"]
 
 
@@ -70,15 +71,15 @@ class Dispatcher:
         return out
 
     def _run(self, kernel: Kernel, batch: PagedBatch, layer: int, phase: str, under_test: bool) -> Tensor:
-        reasons = kernel.unsupported(batch)
-        if not reasons:
-            self.trace.selected[kernel.name, layer, phase] += 1
-            try:
-                with tracing(self.trace, layer, phase), _inputs_kept(kernel, batch):
+        with tracing(self.trace, layer, phase), _inputs_kept(kernel, batch):  # also around a stranger's `unsupported`
+            reasons = kernel.unsupported(batch)
+            if not reasons:
+                self.trace.selected[kernel.name, layer, phase] += 1
+                try:
                     return _checked(kernel, kernel(batch), batch)
-            except NotImplementedError as error:  # a limit found late
-                reasons = [str(error) or "raised NotImplementedError"]
-                self.trace.selected[kernel.name, layer, phase] -= 1
+                except NotImplementedError as error:  # a limit found late
+                    reasons = [str(error) or "raised NotImplementedError"]
+                    self.trace.selected[kernel.name, layer, phase] -= 1
         other = get_kernel(self.fallback_name)
         if not under_test or other.name == kernel.name:
             raise ContractBrokenError(
@@ -162,10 +163,12 @@ def _select(batch: PagedBatch, rows: Tensor) -> tuple[PagedBatch, Tensor]:
 
 @contextmanager
 def _inputs_kept(kernel: Kernel, batch: PagedBatch) -> Iterator[None]:
-    """Raises ``ContractBrokenError`` if the call wrote into an input other than the caches, which are too big to copy.
+    """Raises ``ContractBrokenError`` if the call wrote into an input.
 
-    What was written is undone, also when the kernel raises: scales and sinks belong to the next kernel's case too.
+    What was written is undone, also when the kernel raises: scales and sinks belong to the next kernel's case too. The
+    caches are too big to copy and belong to this case only: their bits are summed up before and after.
     """
+    sums = {name: _bit_sum(getattr(batch, name)) for name in ("key_cache", "value_cache")}
     names = ("query", "block_table", "seq_lens", "query_start_loc", "k_scale", "v_scale", "alibi_slopes", "sinks")
     before = {name: x.clone() for name in names if (x := getattr(batch, name)) is not None}
     written = []
@@ -176,8 +179,16 @@ def _inputs_kept(kernel: Kernel, batch: PagedBatch) -> Iterator[None]:
             if not torch.equal(_bits(getattr(batch, name)), _bits(x)):
                 getattr(batch, name).copy_(x)
                 written.append(name)
+    written += [name for name, total in sums.items() if total != _bit_sum(getattr(batch, name))]
     for name in written:
         raise ContractBrokenError(f"kernel '{kernel.name}' wrote into its input '{name}'; inputs are read only")
+
+
+def _bit_sum(x: Tensor) -> int | None:
+    """The sum of a cache's bits; None for one that is strided (its view may be far larger than its memory) or huge."""
+    if not x.is_contiguous() or x.numel() > _MAX_SUMMED or x.nbytes % 4:
+        return None
+    return int(x.view(torch.uint8).view(-1).view(torch.int32).sum(dtype=torch.int64))
 
 
 def _bits(x: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pabench_kernels.contract import PHASES, Kernel, Phase
 from pabench_kernels.registry import UnknownKernelError, get_kernel
@@ -24,6 +26,19 @@ class KernelRequest:
     def paired(self) -> str | None:
         """The kernel that fills the phase nobody asked for, if any."""
         return next((self.kernels[p].name for p in PHASES if p not in self.under_test), None)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that its kernels are written in, one a phase; the request's text where Python has none."""
+        codes = [getattr(self.kernels[p].fn, "__code__", None) for p in PHASES]
+        return tuple(self.text if code is None else code.co_filename for code in codes)
+
+    def source_digest(self) -> str:
+        """Short digest of these files and of this package, which kernels share code in."""
+        digest = hashlib.sha256()
+        for file in sorted({*map(Path, self.files), *Path(__file__).parent.glob("*.py")}):
+            digest.update(file.read_bytes() if file.is_file() else str(file).encode())
+        return digest.hexdigest()[:16]
 
 
 def split_requests(values: Sequence[str]) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 Where = tuple[str, int, str]  # kernel name, layer, phase ("prefill", "decode" or "mixed")
@@ -30,26 +29,28 @@ class _Scope:
     phase: str
 
 
-_scope: ContextVar[_Scope | None] = ContextVar("pabench_kernel_scope", default=None)
+# One dispatch at a time, and global on purpose: a context variable would not see a kernel that works in another thread.
+_scope: _Scope | None = None
 
 
 @contextmanager
 def tracing(trace: ExecutionTrace, layer: int, phase: str) -> Iterator[None]:
     """Count entries and launches inside the block into ``trace``, under this layer and phase."""
-    token = _scope.set(_Scope(trace, layer, phase))
+    global _scope
+    before, _scope = _scope, _Scope(trace, layer, phase)
     try:
         yield
     finally:
-        _scope.reset(token)
+        _scope = before
 
 
 def note_entry(name: str) -> None:
     """A registered kernel was entered, by dispatch or by another kernel."""
-    if (scope := _scope.get()) is not None:
+    if (scope := _scope) is not None:
         scope.trace.entered[name, scope.layer, scope.phase] += 1
 
 
 def count_launch(name: str) -> None:
     """The launcher of kernel ``name`` launches now."""
-    if (scope := _scope.get()) is not None:
+    if (scope := _scope) is not None:
         scope.trace.launched[name, scope.layer, scope.phase] += 1

@@ -23,9 +23,8 @@ def compare(
     if json_:
         typer.echo(dumps(comparison, indent=2))
     else:
-        from rich.console import Console
-
         from pabench.report.comparison import print_comparison
+        from pabench.report.console import ResultConsole
 
-        print_comparison(comparison, Console())
+        print_comparison(comparison, ResultConsole())
     raise typer.Exit(comparison.exit_code)

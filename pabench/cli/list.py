@@ -25,11 +25,10 @@ def list_(
 
         typer.echo(json.dumps({what: rows}, indent=2))
         return
-    from rich.console import Console
-
+    from pabench.report.console import ResultConsole
     from pabench.report.listing import print_listing
 
-    print_listing(rows, Console())
+    print_listing(rows, ResultConsole())
 
 
 def _kernels() -> Rows:

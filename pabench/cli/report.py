@@ -25,8 +25,7 @@ def report(
 
         typer.echo(json.dumps({**jsonable(header), "cases": [jsonable(r) for r in records]}, indent=2))
         return
-    from rich.console import Console
-
+    from pabench.report.console import ResultConsole
     from pabench.report.table import print_run
 
-    print_run(header, records, Console(), path=resolve_run(run).parent)
+    print_run(header, records, ResultConsole(), path=resolve_run(run).parent)

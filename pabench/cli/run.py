@@ -109,8 +109,7 @@ def run(
 
     use_interpreter_without_gpu(device)
 
-    from rich.console import Console
-
+    from pabench.report.console import ResultConsole
     from pabench.report.progress import RunProgress
     from pabench.report.table import print_run
 
@@ -139,7 +138,7 @@ def run(
         cases = [jsonable(r) for r in finished.records]
         typer.echo(json.dumps({**jsonable(finished.header), "cases": cases}, indent=2))
     else:
-        print_run(finished.header, list(finished.records), Console(), path=finished.folder)
+        print_run(finished.header, list(finished.records), ResultConsole(), path=finished.folder)
     if not exit_zero:
         raise typer.Exit(finished.header.summary.exit_code or 0)
 

@@ -210,3 +210,87 @@ def test_any_exception_of_a_kernel_costs_its_case_only(tmp_path):
     result = invoke(*TINY, "-k", f"{tmp_path}/odd.py:f", "-o", str(tmp_path), "--json")
     by_kernel = {c["kernel"]: c["status"] for c in json.loads(result.stdout)["cases"]}
     assert (result.exit_code, by_kernel) == (4, {"torch_paged": "PASS", "odd.py:f": "ERROR"})
+
+
+def test_resume_leaves_a_run_alone_that_another_process_writes(tmp_path):
+    from pabench.records import RunHeader
+    from pabench.resume import claim, find_unfinished
+
+    invoke(*TINY, "-o", str(tmp_path))
+    (folder,) = tmp_path.iterdir()
+    data = json.loads((folder / "run.json").read_text())
+    data["summary"] = {"verdict": "running"}
+    (folder / "run.json").write_text(json.dumps(data))
+    config_hash = RunHeader.model_validate(data).run.config_hash
+    lock = claim(folder)
+    assert find_unfinished(tmp_path, config_hash) is None
+    lock.release()
+    found = find_unfinished(tmp_path, config_hash)
+    assert found is not None
+    found[1].release()
+
+
+def test_an_edited_kernel_file_is_another_configuration(tmp_path):
+    file, hashes = tmp_path / "k.py", []
+    for body in ("return batch.query * 0", "return batch.query * 2"):
+        file.write_text(f"def f(batch):\n    {body}\n")
+        result = invoke(
+            "run",
+            "smoke",
+            "-m",
+            "tiny-llama",
+            "-k",
+            f"{file}:f",
+            "--dtype",
+            "fp32",
+            "-q",
+            "-o",
+            str(tmp_path / "o"),
+            "--json",
+        )
+        hashes.append(json.loads(result.stdout)["run"]["config_hash"])
+    assert hashes[0] != hashes[1]
+
+
+def test_a_kernel_that_changes_device_and_folder_costs_no_other_case(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "k.py").write_text(
+        "import os, torch\ndef f(batch):\n    torch.set_default_device('meta')\n    os.chdir('/')\n    raise RuntimeError\n"
+    )
+    result = invoke(
+        "run",
+        "smoke",
+        "-m",
+        "tiny-llama",
+        "-k",
+        "k.py:f,torch_paged",
+        "--dtype",
+        "fp32,bf16",
+        "-q",
+        "-o",
+        "out",
+        "--json",
+    )
+    by_kernel = {(c["kernel"], c["status"]) for c in json.loads(result.stdout)["cases"] if c["kernel"] == "torch_paged"}
+    assert by_kernel <= {("torch_paged", "PASS"), ("torch_paged", "NEAR_TIE")}
+    assert len(list((tmp_path / "out").iterdir())) == 1
+
+
+def test_runs_of_two_seeds_cannot_be_compared(tmp_path):
+    for seed in ("1", "2"):
+        invoke(*TINY, "-o", str(tmp_path / seed), "--seed", seed)
+    result = invoke("compare", *(str(next((tmp_path / seed).iterdir())) for seed in ("1", "2")))
+    assert result.exit_code == 3
+    assert "another seed is another test" in " ".join(result.stderr.split())
+
+
+def test_a_reader_that_goes_away_does_not_change_the_exit_code(tmp_path):
+    invoke(*TINY, "-o", str(tmp_path))
+    (folder,) = tmp_path.iterdir()
+    command = [sys.executable, "-m", "pabench", "report", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -11,6 +11,7 @@ from pabench.checks.kernel.probes import PROBES
 from pabench.checks.kernel.record import kernel_record, outcome_fields
 from pabench.checks.kernel.shapes import find_shape, shapes
 from pabench.errors import failure_fields
+from pabench.process_state import process_state_kept
 from pabench.records import Record
 from pabench.suite import Suite
 from pabench_kernels.request import KernelRequest
@@ -47,7 +48,8 @@ def judge_kernel_cases(
             note(f"{case.trial.precision.asked} {case.trial.shape.name} {case.trial.probe}")
             started = time.monotonic()
             try:
-                outcome = judge_kernel(case.trial, by_name[case.kernel], fail_on_fallback=fail_on_fallback)
+                with process_state_kept():
+                    outcome = judge_kernel(case.trial, by_name[case.kernel], fail_on_fallback=fail_on_fallback)
                 fields = outcome_fields(outcome)
             except KeyboardInterrupt:
                 raise

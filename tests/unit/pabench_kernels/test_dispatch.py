@@ -265,3 +265,49 @@ def test_scales_that_a_kernel_wrote_into_are_put_back(raises):
     with pytest.raises(ZeroDivisionError if raises else ContractBrokenError, match=None if raises else "'k_scale'"):
         Dispatcher(request(Kernel(name="mine", fn=fn)))(b, 0)
     assert b.k_scale.item() == pytest.approx(0.3)
+
+
+def _thread(b):
+    import threading
+
+    found = []
+    worker = threading.Thread(target=lambda: found.append(get_kernel("torch_paged")(b)))
+    worker.start()
+    worker.join()
+    return found[0]
+
+
+def _fresh_context(b):
+    import contextvars
+
+    return contextvars.Context().run(get_kernel("torch_paged"), b)
+
+
+@pytest.mark.parametrize("fn", [_thread, _fresh_context], ids=["thread", "context"])
+def test_another_kernel_entered_out_of_sight_is_seen(fn):
+    dispatcher = Dispatcher(request(Kernel(name="mine", fn=fn, stranger=True)))
+    dispatcher(batch((1, 1)), 0)
+    assert dispatcher.proof() == "fell_back"
+
+
+def test_another_kernel_entered_in_unsupported_is_seen():
+    answers = []
+
+    def limits(b):
+        answers.append(get_kernel("torch_paged")(b))
+        return []
+
+    mine = Kernel(name="mine", fn=lambda b: answers.pop(), declared_limits=limits, stranger=True)
+    dispatcher = Dispatcher(request(mine))
+    dispatcher(batch((1, 1)), 0)
+    assert dispatcher.proof() == "fell_back"
+
+
+@pytest.mark.parametrize("name", ["key_cache", "value_cache"])
+def test_a_write_into_an_unowned_cache_slot_is_seen(name):
+    def fn(b):
+        getattr(b, name)[-1] = 7.0
+        return torch.zeros_like(b.query)
+
+    with pytest.raises(ContractBrokenError, match=name):
+        Dispatcher(request(Kernel(name="mine", fn=fn)))(batch((1, 1)), 0)
