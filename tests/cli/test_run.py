@@ -234,20 +234,7 @@ def test_an_edited_kernel_file_is_another_configuration(tmp_path):
     file, hashes = tmp_path / "k.py", []
     for body in ("return batch.query * 0", "return batch.query * 2"):
         file.write_text(f"def f(batch):\n    {body}\n")
-        result = invoke(
-            "run",
-            "smoke",
-            "-m",
-            "tiny-llama",
-            "-k",
-            f"{file}:f",
-            "--dtype",
-            "fp32",
-            "-q",
-            "-o",
-            str(tmp_path / "o"),
-            "--json",
-        )
+        result = invoke(*TINY, "-k", f"{file}:f", "-o", str(tmp_path / "o"), "--json")
         hashes.append(json.loads(result.stdout)["run"]["config_hash"])
     assert hashes[0] != hashes[1]
 
@@ -255,22 +242,14 @@ def test_an_edited_kernel_file_is_another_configuration(tmp_path):
 def test_a_kernel_that_changes_device_and_folder_costs_no_other_case(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "k.py").write_text(
-        "import os, torch\ndef f(batch):\n    torch.set_default_device('meta')\n    os.chdir('/')\n    raise RuntimeError\n"
+        "import os, torch\n"
+        "def f(batch):\n"
+        "    torch.set_default_device('meta')\n"
+        "    os.chdir('/')\n"
+        "    raise RuntimeError\n"
     )
-    result = invoke(
-        "run",
-        "smoke",
-        "-m",
-        "tiny-llama",
-        "-k",
-        "k.py:f,torch_paged",
-        "--dtype",
-        "fp32,bf16",
-        "-q",
-        "-o",
-        "out",
-        "--json",
-    )
+    arguments = ["-m", "tiny-llama", "-k", "k.py:f,torch_paged", "--dtype", "fp32,bf16", "-q", "-o", "out"]
+    result = invoke("run", "smoke", *arguments, "--json")
     by_kernel = {(c["kernel"], c["status"]) for c in json.loads(result.stdout)["cases"] if c["kernel"] == "torch_paged"}
     assert by_kernel <= {("torch_paged", "PASS"), ("torch_paged", "NEAR_TIE")}
     assert len(list((tmp_path / "out").iterdir())) == 1
