@@ -81,13 +81,26 @@ def config_of(suite: Suite, seed: int, prompts: Sequence[Prompt], **more: Any) -
 
 
 def repro_command(
-    suite: Suite, model: str, kernel_text: str, precision: Precision, *, seed: int, prompts_file: str | None
+    suite: Suite,
+    suite_text: str,
+    model: str,
+    kernel_text: str,
+    precision: Precision,
+    *,
+    seed: int,
+    prompts_file: str | None,
+    device: str,
+    on_fallback: str,
 ) -> str:
-    """A command that runs this one case again."""
-    words = ["pabench", "run", suite.name, "-m", model, "-k", kernel_text, "--dtype", precision.asked]
+    """A command that runs this one case again; suite, model and kernel as the user wrote them."""
+    words = ["pabench", "run", suite_text, "-m", model, "-k", kernel_text, "--dtype", precision.asked]
     if suite.kv_dtype != "auto":
         words += ["--kv-dtype", suite.kv_dtype]
     words += ["--block-size", str(suite.block_size), "--max-new-tokens", str(suite.max_new_tokens), "--seed", str(seed)]
     if prompts_file:
         words += ["--prompts", prompts_file]
+    if device != "cpu":
+        words += ["--device", device]
+    if on_fallback != "fail":
+        words += ["--on-fallback", on_fallback]
     return shlex.join(words)

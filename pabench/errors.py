@@ -30,6 +30,14 @@ class ExecutionError(PabenchError):
     exit_code = 4
 
 
+def exists(path: Path) -> bool:
+    """Whether the path exists; a name that no file system would take does not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def did_you_mean(value: str, known: Iterable[str]) -> str:
     """A hint to append to a message: the close matches, or all that is known."""
     names = sorted(known)

@@ -65,6 +65,7 @@ __all__ = [
     "Rule",
     "RunHeader",
     "RunInfo",
+    "RunWithCases",
     "Speed",
     "Status",
     "Summary",
@@ -224,6 +225,12 @@ class RunHeader(Group):
     summary: Summary = Summary()
     diagnoses: list[FaultSummary] = Field(default_factory=list)
     gate: Gate | None = None
+
+
+class RunWithCases(RunHeader):
+    """What ``pabench run --json`` prints: run.json with its cases."""
+
+    cases: list[Record]
 
 
 def jsonable(model: Group) -> dict[str, Any]:

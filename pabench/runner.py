@@ -57,6 +57,7 @@ class RunOptions:
     offline: bool = False
     prompts_file: str | None = None
     resume: bool = False
+    suite_text: str | None = None  # what the user named the suite by, where that is a file
 
 
 @dataclass(frozen=True)
@@ -184,9 +185,18 @@ def _plan(
     sources: Sequence[ModelSource],
 ) -> list[ModelCase]:
     cases = []
-    for source, precision, request in product(sources, precisions(suite), requests):
+    named = zip(suite.models, sources, strict=True)
+    for (model, source), precision, request in product(named, precisions(suite), requests):
         repro = repro_command(
-            suite, source.name, request.text, precision, seed=options.seed, prompts_file=options.prompts_file
+            suite,
+            options.suite_text or suite.name,
+            model,
+            request.text,
+            precision,
+            seed=options.seed,
+            prompts_file=options.prompts_file,
+            device=options.device,
+            on_fallback=options.on_fallback,
         )
         digest = inputs_digest(suite, prompts, source.fingerprint)
         cases.append(ModelCase(source.name, request.name, request.text, precision, suite.block_size, digest, repro))

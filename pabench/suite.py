@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from pabench.errors import UsageError, did_you_mean
+from pabench.errors import UsageError, did_you_mean, exists
 from pabench.probes import PROBES
 
 DTYPES = ("fp32", "bf16", "fp16", "fp8")
@@ -25,7 +25,7 @@ class PromptChoice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kinds: tuple[str, ...] = Field(min_length=1)
-    max_tokens: int = Field(default=512, ge=1)
+    max_tokens: int = Field(default=512, strict=True, ge=1)
 
 
 class KernelCheck(BaseModel):
@@ -34,7 +34,7 @@ class KernelCheck(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     dtypes: tuple[str, ...] | None = None  # those of the suite where none are given
-    count: int = Field(default=264, ge=1)
+    count: int = Field(default=264, strict=True, ge=1)
     seed: int = 0  # added to the run's
     batch_specs: tuple[str, ...] = ()  # all shapes of the table where none are given
     probes: tuple[str, ...] = ()  # all probes where none are given
@@ -62,9 +62,9 @@ class Suite(BaseModel):
     dtypes: tuple[str, ...] = Field(min_length=1)
     kv_dtype: str = "auto"
     checks: tuple[str, ...] = Field(default=("model",), min_length=1)
-    block_size: int = Field(default=16, ge=1, le=512)
-    token_budget: int = Field(default=128, ge=1)
-    max_new_tokens: int = Field(default=24, ge=2)
+    block_size: int = Field(default=16, strict=True, ge=1, le=512)
+    token_budget: int = Field(default=128, strict=True, ge=1)
+    max_new_tokens: int = Field(default=24, strict=True, ge=2)
     prompts: PromptChoice = PromptChoice(kinds=("question", "dialogue", "code", "long"), max_tokens=104)
     kernel_check: KernelCheck = KernelCheck()
 
@@ -114,14 +114,25 @@ def list_suites() -> list[tuple[str, str, Path]]:
     return [(suite.name, suite.description, path) for suite, path in suites]
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key written twice is an error, not a silent choice of the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
+        if twice is not None:
+            raise yaml.YAMLError(f"key '{twice}' stands there twice")
+        return super().construct_mapping(node, deep)
+
+
 def load_suite(name: str, changes: Mapping[str, Any] | None = None) -> Suite:
     """A built-in suite or a YAML file, with ``changes`` replacing its top-level fields. Raises ``UsageError``."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else suites_folder() / f"{name}.yaml"
-    if not path.is_file():
+    if not exists(path):
         known = [p.stem for p in suites_folder().glob("*.yaml")]
         raise UsageError(f"unknown suite '{name}'; {did_you_mean(name, known)} (or give a YAML file)")
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"suite '{name}' cannot be read: {error}") from error
     except yaml.YAMLError as error:

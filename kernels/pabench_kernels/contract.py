@@ -122,7 +122,9 @@ class Kernel:
     def unsupported(self, batch: PagedBatch) -> list[str]:
         """Reasons why this batch cannot be computed; empty if it can."""
         declared = None if self.declared_limits is None else self.declared_limits(batch)
-        reasons = [declared] if isinstance(declared, str) else [str(r) for r in declared or ()]
+        if declared is not None and not isinstance(declared, str | list | tuple):
+            raise TypeError(f"unsupported() of '{self.name}' must return a list of reasons, got {declared!r}")
+        reasons = [str(r) for r in ([declared] if isinstance(declared, str) else declared or ()) if str(r)]
         missing = batch.phases - self.phases
         if missing:
             reasons.append(f"{self.name} has no {' and no '.join(sorted(missing))} phase")

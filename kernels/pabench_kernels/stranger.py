@@ -19,7 +19,11 @@ from pabench_kernels.trace import count_launch
 def load_file(path: str, function: str) -> Kernel:
     """The kernel ``function`` of the Python file ``path``. Raises ``LookupError`` with a sentence for the user."""
     file = Path(path).expanduser()
-    if not file.is_file():
+    try:
+        found_file = file.is_file()
+    except (OSError, ValueError):  # a name that no file system would take
+        found_file = False
+    if not found_file:
         raise LookupError(f"kernel file '{path}' does not exist; give FILE.py:FUNCTION")
     module = _import_file(file, path)
     found = getattr(module, function, None) if function else None
@@ -43,16 +47,27 @@ def as_kernel(fn: Callable[..., Any], name: str) -> Kernel:
 
     Raises ``LookupError`` if ``phases`` names anything but prefill and decode.
     """
-    phases = frozenset(getattr(fn, "phases", ALL_PHASES))
+    given = getattr(fn, "phases", ALL_PHASES)
+    try:
+        phases = frozenset({given} if isinstance(given, str) else given)
+    except TypeError:
+        phases = frozenset()
     if not phases or not phases <= ALL_PHASES:
-        raise LookupError(f"kernel '{name}': phases must be some of prefill, decode, got {sorted(map(str, phases))}")
+        raise LookupError(f"kernel '{name}': phases must be some of prefill, decode, got {given!r}")
+    limits = getattr(fn, "unsupported", None)
+    if limits is not None and not callable(limits):
+        raise LookupError(f"kernel '{name}': unsupported must be a function of the batch, got {limits!r}")
+    try:
+        has_lse = "return_lse" in inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # a builtin may have no signature
+        has_lse = False
     return Kernel(
         name=name,
         fn=fn,
         phases=phases,
-        declared_limits=getattr(fn, "unsupported", None),
+        declared_limits=limits,
         stranger=True,
-        has_lse="return_lse" in inspect.signature(fn).parameters,
+        has_lse=has_lse,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -91,6 +90,8 @@ def run(
     for flag, values in lists.items():
         if values and not all(v.strip(" ,") for v in values):
             raise UsageError(f"{flag} was given an empty value; name something, or leave {flag} out")
+    if block_size is not None and page_size is not None:
+        raise UsageError("--block-size and --page-size are one option; give it once")
     if prompts == "":
         raise UsageError("--prompts was given an empty value; name a file, or leave --prompts out")
     changes = {
@@ -109,7 +110,7 @@ def run(
 
     use_interpreter_without_gpu(device)
 
-    from pabench.report.console import ResultConsole
+    from pabench.report.console import ResultConsole, stdout_to_stderr
     from pabench.report.progress import RunProgress
     from pabench.report.table import print_run
 
@@ -118,7 +119,7 @@ def run(
         from pabench.runner import RunOptions, run_suite
 
         options = RunOptions(
-            argv=tuple(sys.argv[1:]),
+            argv=tuple(a.encode(errors="surrogateescape").decode(errors="replace") for a in sys.argv[1:]),
             output=output,
             seed=seed,
             device=device,
@@ -126,9 +127,10 @@ def run(
             offline=offline,
             prompts_file=prompts,
             resume=resume,
+            suite_text=suite,
         )
         progress.note("resolving models")
-        with redirect_stdout(sys.stderr):  # stdout is for the result, whatever a kernel prints
+        with stdout_to_stderr():  # stdout is for the result, whatever a kernel prints
             finished = run_suite(chosen, options, progress)
     if json_:
         import json

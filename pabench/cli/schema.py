@@ -9,7 +9,12 @@ import typer
 
 def schema(
     part: Annotated[
-        str, typer.Argument(metavar="[run|case]", help="run.json, or one line of cases.jsonl.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="[run|case|json]",
+            help="run.json, a line of cases.jsonl, or what --json prints.",
+            show_default=False,
+        ),
     ] = "",
 ) -> None:
     """Print the JSON Schema of run.json and of a line of cases.jsonl."""
@@ -17,9 +22,9 @@ def schema(
 
     from pabench.errors import UsageError, did_you_mean
     from pabench.record_groups import Group
-    from pabench.records import Record, RunHeader
+    from pabench.records import Record, RunHeader, RunWithCases
 
-    models: dict[str, type[Group]] = {"run": RunHeader, "case": Record}
+    models: dict[str, type[Group]] = {"run": RunHeader, "case": Record, "json": RunWithCases}
     if part and part not in models:
         raise UsageError(f"unknown part '{part}': {did_you_mean(part, models)}")
     schemas = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pabench.errors import CannotJudge, UsageError, did_you_mean
+from pabench.errors import CannotJudge, UsageError, did_you_mean, exists
 from pabench.models import catalog, folder
 from pabench.models.fetch import fetch_built_in, fetch_hub_model
 from pabench.models.geometry import AttentionGeometry, describe_attention
@@ -59,7 +59,7 @@ def resolve_model(name: str, *, offline: bool = False, seed: int = 0) -> ModelSo
             path = fetch_built_in(built_in, offline=offline)
             return ModelSource(name, path, None, seed, folder.fingerprint(path))
     path = Path(name).expanduser()
-    if path.exists():
+    if exists(path):
         recorded = path.name if path.name not in ("", "..") else path.resolve().name
         path = _model_folder(path)
         return ModelSource(recorded, path, None, seed, folder.fingerprint(path))
@@ -137,5 +137,7 @@ def require_device(device: str) -> None:
         kind = torch.device(device).type
     except RuntimeError as error:
         raise UsageError(f"unknown device '{device}'; use cpu or cuda, or cuda:0, cuda:1, …") from error
+    if kind not in ("cpu", "cuda"):
+        raise CannotJudge(f"device '{device}' is not supported; use cpu, or cuda (ROCm devices are named cuda too)")
     if kind == "cuda" and not torch.cuda.is_available():
         raise CannotJudge(f"device '{device}' was asked for, but torch sees no CUDA device here; use --device cpu")

@@ -39,6 +39,10 @@ def invoke(*arguments):
         (["--nonsense"], 2, "nonsense"),
         (["-k", ""], 2, "-k was given an empty value"),
         (["-k", ","], 2, "-k was given an empty value"),
+        (["--block-size", "8", "--page-size", "16"], 2, "--block-size and --page-size are one option"),
+        (["-m", "a" * 5000], 2, "unknown model 'aaaa"),
+        (["-k", "a" * 5000 + ".py:f"], 2, "does not exist"),
+        (["--device", "meta"], 3, "device 'meta' is not supported; use cpu"),
         (["--prompts", ""], 2, "--prompts was given an empty value"),
     ],
 )
@@ -273,3 +277,46 @@ def test_a_reader_that_goes_away_does_not_change_the_exit_code(tmp_path):
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_is_written_below_python_does_not_reach_stdout(tmp_path):
+    (tmp_path / "loud.py").write_text(
+        "import importlib.util, os, sys\n"
+        f"spec = importlib.util.spec_from_file_location('faulty', {str(FAULTY)!r})\n"
+        "faulty = importlib.util.module_from_spec(spec); spec.loader.exec_module(faulty)\n"
+        "def f(batch):\n"
+        "    os.write(1, b'RAW\\n'); os.system('echo SUB'); sys.__stdout__.write('DUNDER\\n')\n"
+        "    return faulty.honest(batch)\n"
+    )
+    command = [sys.executable, "-m", "pabench", "run", "smoke", "-m", "tiny-llama", "-k", "loud.py:f"]
+    command += ["--dtype", "fp32", "-q", "-o", "out", "--json"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert json.loads(done.stdout)["summary"]["exit_code"] == done.returncode == 0
+
+
+def test_the_printed_json_fits_its_schema(tmp_path):
+    import jsonschema
+
+    shown = json.loads(invoke(*TINY, "-o", str(tmp_path), "--json").stdout)
+    jsonschema.validate(shown, json.loads(invoke("schema", "json").stdout))
+
+
+def test_the_repro_of_a_suite_file_names_the_file(tmp_path):
+    from pabench.suite import suites_folder
+
+    mine = tmp_path / "mine.yaml"
+    mine.write_text((suites_folder() / "smoke.yaml").read_text())
+    arguments = [str(mine) if word == "smoke" else word for word in TINY]
+    case = json.loads(invoke(*arguments, "-o", str(tmp_path / "o"), "--on-fallback", "warn", "--json").stdout)["cases"][
+        0
+    ]
+    assert case["repro"].startswith(f"pabench run {mine} ")
+    assert case["repro"].endswith("--on-fallback warn")
+
+
+def test_a_key_written_twice_is_refused(tmp_path):
+    (tmp_path / "s.yaml").write_text("name: s\nmodels: [tiny-llama]\nmodels: [tiny-mqa]\n")
+    result = invoke("run", str(tmp_path / "s.yaml"))
+    assert result.exit_code == 2
+    assert "key 'models' stands there twice" in " ".join(result.stderr.split())

@@ -311,3 +311,31 @@ def test_a_write_into_an_unowned_cache_slot_is_seen(name):
 
     with pytest.raises(ContractBrokenError, match=name):
         Dispatcher(request(Kernel(name="mine", fn=fn)))(batch((1, 1)), 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("f.phases = None", "phases must be some of prefill, decode, got None"),
+        ("f.unsupported = ['no']", "unsupported must be a function of the batch, got ['no']"),
+        ("f.phases = ()", "phases must be some of"),
+    ],
+)
+def test_unusable_attributes_of_a_stranger_are_one_sentence(tmp_path, line, words):
+    (tmp_path / "k.py").write_text(f"def f(batch): ...\n{line}\n")
+    with pytest.raises(UnknownKernelError) as caught:
+        get_kernel(f"{tmp_path}/k.py:f")
+    assert words in str(caught.value)
+
+
+def test_a_phase_may_be_one_word_and_a_builtin_has_no_signature(tmp_path):
+    (tmp_path / "k.py").write_text("import torch\ndef f(batch): ...\nf.phases = 'decode'\ng = torch.relu\n")
+    assert get_kernel(f"{tmp_path}/k.py:f").phases == {"decode"}
+    assert not get_kernel(f"{tmp_path}/k.py:g").has_lse
+
+
+def test_an_empty_reason_is_no_reason_and_true_is_no_list():
+    b = batch((1, 1))
+    assert Kernel(name="k", fn=lambda b: None, declared_limits=lambda b: "").unsupported(b) == []
+    with pytest.raises(TypeError, match=r"unsupported\(\) of 'k' must return a list of reasons, got True"):
+        Kernel(name="k", fn=lambda b: None, declared_limits=lambda b: True).unsupported(b)
