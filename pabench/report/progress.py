@@ -6,6 +6,7 @@ import traceback
 from types import TracebackType
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from pabench.records import Record
@@ -61,7 +62,7 @@ class RunProgress:
         took = "" if record.duration_s is None else f" [dim]{record.duration_s:.0f} s[/]"
         subject = record.model if record.check == "model" else f"{record.batch_spec} {record.probe}"
         self.console.print(
-            f"{mark} {record.status:<12} {subject} {record.dtype}{kv}  {record.kernel}{took}",
+            f"{mark} {record.status:<12} {escape(subject)} {record.dtype}{kv}  {escape(record.kernel or '')}{took}",
             highlight=False,
             soft_wrap=True,
         )
