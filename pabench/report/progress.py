@@ -62,7 +62,8 @@ class RunProgress:
         took = "" if record.duration_s is None else f" [dim]{record.duration_s:.0f} s[/]"
         subject = record.model if record.check == "model" else f"{record.batch_spec} {record.probe}"
         self.console.print(
-            f"{mark} {record.status:<12} {escape(subject)} {record.dtype}{kv}  {escape(record.kernel or '')}{took}",
+            f"{mark} {record.status:<12} {escape(subject or '')} {record.dtype}{kv}  "
+            f"{escape(record.kernel or '')}{took}",
             highlight=False,
             soft_wrap=True,
         )
