@@ -156,14 +156,19 @@ def test_interrupted_keeps_what_finished_and_resumes(tmp_path):
     command = [sys.executable, "-m", "pabench", "run", "smoke", "-m", "tiny-llama", "-k", "torch_paged,./k.py:slow"]
     command += ["--dtype", "fp32", "-o", "out"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "waiting").exists() and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    # Where the test runner itself was started with SIGINT ignored (a background job), its children would ignore it too.
+    heed = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    heeding = [sys.executable, "-c", heed, *command]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(heeding, cwd=tmp_path, env=environment, text=True, **pipes) as process:
+        try:
+            deadline = time.monotonic() + 240
+            while not (tmp_path / "waiting").exists() and time.monotonic() < deadline and process.poll() is None:
+                time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert process.returncode == 130, err
     (folder,) = (tmp_path / "out").iterdir()
     assert json.loads((folder / "run.json").read_text())["summary"]["verdict"] == "interrupted"
