@@ -17,13 +17,15 @@
 #include <system_error>
 #include <thread>
 #include <vector>
-#ifdef __F16C__
+#if defined(__F16C__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define UNROLL _Pragma("unroll")
 #else
+#define UNROLL _Pragma("GCC unroll 4")
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, I8{__VA_ARGS__})
 #endif
 
@@ -56,7 +58,8 @@ typedef float V8 __attribute__((vector_size(32)));
 typedef int32_t I8 __attribute__((vector_size(32)));
 typedef float Unaligned8 __attribute__((vector_size(32), aligned(4), may_alias));
 
-constexpr int64_t TILE = 32;                   // keys per softmax step; a multiple of 8
+constexpr int64_t TILE = 16;                   // keys per softmax step; a multiple of 8
+constexpr int64_t TILE_BYTES = 128 * 1024;      // of K and V of an item's heads: this tile and the next stay in L2
 constexpr int64_t PREFILL_ROWS = 48;           // rows that share one pass over K and V
 constexpr int64_t WORTH_A_THREAD = 2'000'000;  // multiply-adds: about 0.1 ms
 constexpr float INF = std::numeric_limits<float>::infinity();
@@ -76,46 +79,67 @@ inline int64_t padded(int64_t dim) { return (dim + 7) / 8 * 8; }
 
 // ---- elements to fp32, exactly; integer arithmetic, so that flushed subnormals change nothing ----
 
-inline float from_bf16(uint16_t x) { return bits<float>(uint32_t(x) << 16); }
-inline float from_fp16(uint16_t x) {
-  const uint32_t magnitude = x & 0x7fffu;
-  const float tiny = float(int32_t(magnitude)) * 0x1p-24f;
-  uint32_t found = magnitude < 0x400 ? bits<uint32_t>(tiny) : (magnitude << 13) + (112u << 23);
-  found |= magnitude >= 0x7c00 ? 0x7f800000u : 0u;
-  return bits<float>(found | uint32_t(x & 0x8000u) << 16);
-}
-inline float from_e5m2(uint8_t x) { return from_fp16(uint16_t(uint16_t(x) << 8)); }
-inline float from_e4m3(uint8_t x) {
-  const uint32_t magnitude = x & 0x7fu;
-  const float tiny = float(int32_t(magnitude)) * 0x1p-9f;
-  uint32_t found = magnitude < 8 ? bits<uint32_t>(tiny) : (magnitude << 20) + (120u << 23);
-  found |= magnitude == 0x7f ? 0x7fc00000u : 0u;
-  return bits<float>(found | uint32_t(x & 0x80u) << 24);
-}
-inline float from_int8(int8_t x) { return float(x); }
-inline float from_fp32(float x) { return x; }
+inline V8 number(I8 x) { return __builtin_convertvector(x, V8); }
 
-template <typename T, float (*number)(T)>
-void widen_as(const char* from, float* __restrict to, int64_t n) {
-  const T* x = reinterpret_cast<const T*>(from);
-  for (int64_t i = 0; i < n; ++i) to[i] = number(x[i]);
+template <int64_t format>
+inline V8 decode(I8 x) {
+  if constexpr (format == BF16) return bits<V8>(x << 16);
+  if constexpr (format == INT8) return number((x << 24) >> 24);
+  if constexpr (format == E5M2) return decode<FP16>(x << 8);
+  if constexpr (format == FP16) {
+    const I8 size = x & 0x7fff;
+    const I8 finite = size < 0x400 ? bits<I8>(number(size) * 0x1p-24f) : (size << 13) + (112 << 23);
+    return bits<V8>(finite | ((size >= 0x7c00) & 0x7f800000) | ((x & 0x8000) << 16));
+  }
+  if constexpr (format == E4M3) {
+    const I8 size = x & 0x7f;
+    const I8 finite = size < 8 ? bits<I8>(number(size) * 0x1p-9f) : (size << 20) + (120 << 23);
+    return bits<V8>(finite | ((size == 0x7f) & 0x7fc00000) | ((x & 0x80) << 24));
+  }
 }
-void widen_fp16(const char* from, float* __restrict to, int64_t n) {
-  int64_t i = 0;
-#ifdef __F16C__
-  for (; i + 8 <= n; i += 8)
-    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * i))));
+
+// 8 unsigned elements as integers. GCC 12 takes __builtin_convertvector apart element by element.
+template <typename T>
+inline I8 read8(const char* from) {
+#ifdef __AVX2__
+  __m128i raw = {};
+  std::memcpy(&raw, from, 8 * sizeof(T));
+  return bits<I8>(sizeof(T) == 1 ? _mm256_cvtepu8_epi32(raw) : _mm256_cvtepu16_epi32(raw));
+#else
+  typedef T Raw8 __attribute__((vector_size(8 * sizeof(T))));
+  Raw8 raw;
+  std::memcpy(&raw, from, sizeof raw);
+  return __builtin_convertvector(raw, I8);
 #endif
-  widen_as<uint16_t, from_fp16>(from + 2 * i, to + i, n - i);
 }
+
+template <int64_t format, typename T>
+inline V8 widen8(const char* from) {
+#ifdef __F16C__
+  if constexpr (format == FP16) return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#endif
+  return decode<format>(read8<T>(from));
+}
+
+template <int64_t format, typename T>
+void widen_as(const char* from, float* to, int64_t n) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) store(to + i, widen8<format, T>(from + i * sizeof(T)));
+  if (i == n) return;
+  T rest[8] = {};
+  std::memcpy(rest, from + i * sizeof(T), (n - i) * sizeof(T));
+  store(to + i, widen8<format, T>(reinterpret_cast<const char*>(rest)));
+}
+
+// n elements as fp32; `to` has room for a multiple of 8, and what pads it becomes 0.
 void widen(int64_t format, const char* from, float* to, int64_t n) {
   switch (format) {
-    case BF16: return widen_as<uint16_t, from_bf16>(from, to, n);
-    case FP16: return widen_fp16(from, to, n);
-    case E4M3: return widen_as<uint8_t, from_e4m3>(from, to, n);
-    case E5M2: return widen_as<uint8_t, from_e5m2>(from, to, n);
-    case INT8: return widen_as<int8_t, from_int8>(from, to, n);
-    default: return widen_as<float, from_fp32>(from, to, n);
+    case BF16: return widen_as<BF16, uint16_t>(from, to, n);
+    case FP16: return widen_as<FP16, uint16_t>(from, to, n);
+    case E4M3: return widen_as<E4M3, uint8_t>(from, to, n);
+    case E5M2: return widen_as<E5M2, uint8_t>(from, to, n);
+    case INT8: return widen_as<INT8, uint8_t>(from, to, n);
+    default: std::memcpy(to, from, n * sizeof *to);
   }
 }
 int64_t size_of(int64_t format) { return format == FP32 ? 4 : format == BF16 || format == FP16 ? 2 : 1; }
@@ -158,7 +182,8 @@ inline void store_sums(float* to, V8 a, V8 b, V8 c, V8 d) {
   const V8 ab = SHUFFLE(a, b, 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
   const V8 cd = SHUFFLE(c, d, 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
   const V8 sums = SHUFFLE(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
-  for (int i = 0; i < 4; ++i) to[i] = sums[i] + sums[i + 4];
+  const V8 total = sums + SHUFFLE(sums, sums, 4, 5, 6, 7, 0, 1, 2, 3);
+  std::memcpy(to, &total, 4 * sizeof *to);
 }
 
 // ---- the two products: R rows at a time, as many as registers hold ----
@@ -167,16 +192,16 @@ inline void store_sums(float* to, V8 a, V8 b, V8 c, V8 d) {
 template <int R>
 void score(const float* q, const float* const* k, int64_t dim, float* to) {
   const float *k0 = k[0], *k1 = k[1], *k2 = k[2], *k3 = k[3];
-  V8 sum[R][4] = {};
+  V8 sum[R][4];
+  UNROLL for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = sum[r][2] = sum[r][3] = splat(0.0f);
   for (int64_t d = 0; d < dim; d += 8) {
-    V8 x[R];
-    for (int r = 0; r < R; ++r) x[r] = load(q + r * dim + d);
     const V8 y0 = load(k0 + d), y1 = load(k1 + d), y2 = load(k2 + d), y3 = load(k3 + d);
-    for (int r = 0; r < R; ++r) {
-      sum[r][0] += x[r] * y0;
-      sum[r][1] += x[r] * y1;
-      sum[r][2] += x[r] * y2;
-      sum[r][3] += x[r] * y3;
+    UNROLL for (int r = 0; r < R; ++r) {
+      const V8 x = load(q + r * dim + d);
+      sum[r][0] += x * y0;
+      sum[r][1] += x * y1;
+      sum[r][2] += x * y2;
+      sum[r][3] += x * y3;
     }
   }
   for (int r = 0; r < R; ++r) store_sums(to + r * TILE, sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
@@ -185,18 +210,18 @@ void score(const float* q, const float* const* k, int64_t dim, float* to) {
 // acc[r] = acc[r] × decay[r] + Σₜ p[r][t] · v[t], on 8·C channels
 template <int R, int C>
 void weigh(const float* p, const float* const* v, int64_t begin, int64_t end, const float* decay, float* acc, int64_t dim) {
-  V8 sum[R][C] = {};
+  V8 sum[R][C];
+  UNROLL for (int r = 0; r < R; ++r) UNROLL for (int c = 0; c < C; ++c) sum[r][c] = splat(0.0f);
   for (int64_t t = begin; t < end; ++t) {
-    const float* row = v[t];
     V8 x[C];
-    for (int c = 0; c < C; ++c) x[c] = load(row + 8 * c);
-    for (int r = 0; r < R; ++r) {
+    UNROLL for (int c = 0; c < C; ++c) x[c] = load(v[t] + 8 * c);
+    UNROLL for (int r = 0; r < R; ++r) {
       const V8 weight = splat(p[r * TILE + t]);
-      for (int c = 0; c < C; ++c) sum[r][c] += weight * x[c];
+      UNROLL for (int c = 0; c < C; ++c) sum[r][c] += weight * x[c];
     }
   }
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c)
+  UNROLL for (int r = 0; r < R; ++r)
+    UNROLL for (int c = 0; c < C; ++c)
       store(acc + r * dim + 8 * c, load(acc + r * dim + 8 * c) * decay[r] + sum[r][c]);
 }
 
@@ -228,6 +253,31 @@ struct Tile {
   const char *key[TILE] = {}, *value[TILE] = {};  // rows of KV head 0
 };
 
+// Asks for the rows of a tile ahead of their use, in the order in which they lie in memory.
+struct Ahead {
+  const char* const* rows;
+  int64_t n, heads, stride, bytes;  // heads that lie side by side count as one
+  int64_t token = 0, head = 0, at = 0;
+
+  Ahead(const char* const* rows, int64_t n, int64_t first, int64_t heads, int64_t stride, int64_t bytes)
+      : rows(rows), n(n), heads(heads), stride(stride), bytes(bytes), at(0) {
+    if (stride == bytes) this->heads = 1, this->bytes = heads * bytes;
+    offset = first * stride;
+  }
+  int64_t lines() const { return heads * n * ((bytes + 63) / 64); }
+  void ask(int64_t lines) {
+    for (; lines > 0 && head < heads && n > 0; --lines) {
+      __builtin_prefetch(rows[token] + offset + head * stride + at, 0, 2);
+      if ((at += 64) < bytes) continue;
+      at = 0;
+      if (++token == n) token = 0, ++head;
+    }
+  }
+
+ private:
+  int64_t offset = 0;
+};
+
 struct Row {
   float top, sum;       // online softmax
   int64_t low, high;    // positions low…high−1 are visible
@@ -248,7 +298,7 @@ float soften(float* x, const Tile& tile, Row& row, const Rule& rule) {
     const I8 lane = IOTA + t;
     V8 logit = load(x + t) * rule.factor;
     if (rule.soft_cap != 0) logit = tanh8(logit / rule.soft_cap) * rule.soft_cap;
-    if (rule.slope != 0) logit += rule.slope * (__builtin_convertvector(lane, V8) + distance);
+    if (rule.slope != 0) logit += rule.slope * (number(lane) + distance);
     logit = (lane >= begin) & (lane < end) ? logit : splat(-INF);
     store(x + t, logit);
     top = logit > top ? logit : top;  // NaN is no maximum; the exponential below keeps it
@@ -278,10 +328,13 @@ class Worker {
     locate(now, item.seq, low, high);
     while (now.n > 0) {
       locate(next, item.seq, now.start + now.n, high);
-      for (int64_t head = item.head_begin; head < item.head_end; ++head) {
-        const bool same = head + 1 < item.head_end;
-        attend(now, head, (head - item.head_begin) * num_rows, same ? now : next, same ? head + 1 : item.head_begin);
-      }
+      const int64_t first = item.head_begin, heads = item.head_end - first;
+      const int64_t key_size = size_of(a.key_format), value_size = size_of(a.value_format);
+      Ahead keys(next.key, next.n, first, heads, a.key_strides[2] * key_size, a.head_dim * key_size);
+      Ahead values(next.value, next.n, first, heads, a.value_strides[2] * value_size, a.head_dim_v * value_size);
+      const int64_t steps = heads * ((now.n + 3) / 4);
+      const int64_t lines = (std::max(keys.lines(), values.lines()) + steps - 1) / steps;
+      for (int64_t i = 0; i < heads; ++i) attend(now, first + i, i * num_rows, keys, values, lines);
       std::swap(now, next);
     }
     finish(item);
@@ -350,20 +403,13 @@ class Worker {
     for (int64_t t = n; t % 4; ++t) found[t] = found[n - 1];  // scores come in fours
   }
 
-  static void prefetch(const char* row, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
-  }
-
-  void attend(const Tile& tile, int64_t head, int64_t first_row, const Tile& ahead, int64_t ahead_head) {
+  void attend(const Tile& tile, int64_t head, int64_t first_row, Ahead& keys_ahead, Ahead& values_ahead, int64_t lines) {
     const float *key[TILE], *value[TILE];
     fetch(tile.key, tile.n, head * a.key_strides[2], a.key_format, a.head_dim, wide_key.data(), key);
     fetch(tile.value, tile.n, head * a.value_strides[2], a.value_format, a.head_dim_v, wide_value.data(), value);
-    const int64_t key_size = size_of(a.key_format), value_size = size_of(a.value_format);
     for (int64_t t = 0; t < tile.n; t += 4) {
-      for (int64_t i = t; i < std::min(t + 4, ahead.n); ++i) {
-        prefetch(ahead.key[i] + ahead_head * a.key_strides[2] * key_size, a.head_dim * key_size);
-        prefetch(ahead.value[i] + ahead_head * a.value_strides[2] * value_size, a.head_dim_v * value_size);
-      }
+      keys_ahead.ask(lines);
+      values_ahead.ask(lines);
       for (int64_t r = 0, n; r < num_rows; r += n) {
         n = take(num_rows - r);
         const auto run = n == 1 ? score<1> : n == 2 ? score<2> : score<3>;
@@ -425,11 +471,13 @@ std::vector<Item> plan(const Args& a, int64_t& work) {
   const int64_t group = a.num_q_heads / a.num_kv_heads;
   const int64_t wanted = a.threads > 1 ? 2 * a.threads : 1;
   const int64_t split = std::min(a.num_kv_heads, (wanted + a.num_seqs - 1) / std::max<int64_t>(1, a.num_seqs));
+  const int64_t head_bytes = TILE * (a.head_dim * size_of(a.key_format) + a.head_dim_v * size_of(a.value_format));
+  const int64_t fitting = std::max<int64_t>(1, TILE_BYTES / head_bytes);
   for (int64_t seq = 0; seq < a.num_seqs; ++seq) {
     const int64_t queries = a.query_start_loc[seq + 1] - a.query_start_loc[seq];
     if (a.seq_lens[seq] <= 0) continue;
     const int64_t tokens = queries > 1 ? std::max<int64_t>(1, PREFILL_ROWS / group) : 1;
-    const int64_t heads = queries > 1 ? 1 : (a.num_kv_heads + split - 1) / split;
+    const int64_t heads = queries > 1 ? 1 : std::min(fitting, (a.num_kv_heads + split - 1) / split);
     for (int64_t head = 0; head < a.num_kv_heads; head += heads)
       for (int64_t first = 0; first < queries; first += tokens)
         items.push_back({seq, first, std::min(first + tokens, queries), head, std::min(head + heads, a.num_kv_heads)});
