@@ -1,7 +1,8 @@
 """cpu_native against torch_paged, one thread, interleaved: medians per call.
 
 ``python benchmarks/cpu_native.py``. Workload S: 4 sequences of 256 tokens, 9 query and 3 KV heads of 64. Workload M:
-8 sequences of 2,048 tokens, 32 query and 8 KV heads of 128. Block 16. P: prefill of one prompt of 512 tokens, heads of S.
+8 sequences of 2,048 tokens, 32 query and 8 KV heads of 128. Workload P: prefill of one prompt of 512 tokens, heads as
+in S. Block 16.
 """
 
 from __future__ import annotations

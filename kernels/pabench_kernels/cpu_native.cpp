@@ -3,41 +3,25 @@
 // Shape legend: T packed query tokens, S sequences, Hq query heads, Hkv KV heads, G = Hq / Hkv, D head_dim, Dv value
 // head_dim, BS tokens per block.
 //
-// One work item is a run of query tokens of one sequence × a run of KV heads. It walks the keys that any of its rows may
-// see in tiles, all its heads inside a tile, so that a block is read from end to end; each K and V element is read once
-// for the rows of a group together. Rows (query token, head of the group) keep an online softmax: maximum, sum, weighted
-// values, all fp32. Nothing here is vectorised by hand for one machine: V8 is a compiler vector of 8 floats.
+// One work item is a run of query tokens of one sequence × a run of KV heads. It walks the keys that any of its rows
+// may see in tiles, all its heads inside a tile, so that a block is read from end to end; each K and V element is read once
+// for the rows of a group together. Rows (query token, head of the group) keep an online softmax in fp32: maximum, sum,
+// weighted values.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
-#if defined(__F16C__) || defined(__AVX2__)
-#include <immintrin.h>
-#endif
 
-#ifdef __clang__
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 4")
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, I8{__VA_ARGS__})
-#endif
-
-namespace {
-
-enum Format : int64_t { FP32, BF16, FP16, E4M3, E5M2, INT8 };
-
-}  // namespace
+#include "cpu_vectors.h"
 
 // Mirrored field by field by `_Args` of cpu_native.py. Strides count elements.
 struct Args {
-  const void *query, *key_cache, *value_cache;                   // [T, Hq, D], [blocks, BS, Hkv, D], [blocks, BS, Hkv, Dv]
+  const void *query, *key_cache, *value_cache;              // [T, Hq, D], [blocks, BS, Hkv, D], [blocks, BS, Hkv, Dv]
   const int32_t *block_table, *seq_lens, *query_start_loc;       // [S, columns], [S], [S + 1]
   const float *k_scale, *v_scale;                                // [Hkv] or null
   const float *alibi_slopes, *sinks;                             // [Hq] or null
@@ -54,137 +38,10 @@ struct Args {
 
 namespace {
 
-typedef float V8 __attribute__((vector_size(32)));
-typedef int32_t I8 __attribute__((vector_size(32)));
-typedef float Unaligned8 __attribute__((vector_size(32), aligned(4), may_alias));
-
 constexpr int64_t TILE = 16;                   // keys per softmax step; a multiple of 8
 constexpr int64_t TILE_BYTES = 128 * 1024;      // of K and V of an item's heads: this tile and the next stay in L2
 constexpr int64_t PREFILL_ROWS = 48;           // rows that share one pass over K and V
 constexpr int64_t WORTH_A_THREAD = 2'000'000;  // multiply-adds: about 0.1 ms
-constexpr float INF = std::numeric_limits<float>::infinity();
-constexpr I8 IOTA = {0, 1, 2, 3, 4, 5, 6, 7};
-
-inline V8 load(const float* p) { return *reinterpret_cast<const Unaligned8*>(p); }
-inline void store(float* p, V8 x) { *reinterpret_cast<Unaligned8*>(p) = x; }
-inline V8 splat(float x) { return V8{x, x, x, x, x, x, x, x}; }
-template <typename To, typename From>
-inline To bits(From x) {
-  static_assert(sizeof(To) == sizeof(From), "same bits");
-  To y;
-  std::memcpy(&y, &x, sizeof y);
-  return y;
-}
-inline int64_t padded(int64_t dim) { return (dim + 7) / 8 * 8; }
-
-// ---- elements to fp32, exactly; integer arithmetic, so that flushed subnormals change nothing ----
-
-inline V8 number(I8 x) { return __builtin_convertvector(x, V8); }
-
-template <int64_t format>
-inline V8 decode(I8 x) {
-  if constexpr (format == BF16) return bits<V8>(x << 16);
-  if constexpr (format == INT8) return number((x << 24) >> 24);
-  if constexpr (format == E5M2) return decode<FP16>(x << 8);
-  if constexpr (format == FP16) {
-    const I8 size = x & 0x7fff;
-    const I8 finite = size < 0x400 ? bits<I8>(number(size) * 0x1p-24f) : (size << 13) + (112 << 23);
-    return bits<V8>(finite | ((size >= 0x7c00) & 0x7f800000) | ((x & 0x8000) << 16));
-  }
-  if constexpr (format == E4M3) {
-    const I8 size = x & 0x7f;
-    const I8 finite = size < 8 ? bits<I8>(number(size) * 0x1p-9f) : (size << 20) + (120 << 23);
-    return bits<V8>(finite | ((size == 0x7f) & 0x7fc00000) | ((x & 0x80) << 24));
-  }
-}
-
-// 8 unsigned elements as integers. GCC 12 takes __builtin_convertvector apart element by element.
-template <typename T>
-inline I8 read8(const char* from) {
-#ifdef __AVX2__
-  __m128i raw = {};
-  std::memcpy(&raw, from, 8 * sizeof(T));
-  return bits<I8>(sizeof(T) == 1 ? _mm256_cvtepu8_epi32(raw) : _mm256_cvtepu16_epi32(raw));
-#else
-  typedef T Raw8 __attribute__((vector_size(8 * sizeof(T))));
-  Raw8 raw;
-  std::memcpy(&raw, from, sizeof raw);
-  return __builtin_convertvector(raw, I8);
-#endif
-}
-
-template <int64_t format, typename T>
-inline V8 widen8(const char* from) {
-#ifdef __F16C__
-  if constexpr (format == FP16) return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-#endif
-  return decode<format>(read8<T>(from));
-}
-
-template <int64_t format, typename T>
-void widen_as(const char* from, float* to, int64_t n) {
-  int64_t i = 0;
-  for (; i + 8 <= n; i += 8) store(to + i, widen8<format, T>(from + i * sizeof(T)));
-  if (i == n) return;
-  T rest[8] = {};
-  std::memcpy(rest, from + i * sizeof(T), (n - i) * sizeof(T));
-  store(to + i, widen8<format, T>(reinterpret_cast<const char*>(rest)));
-}
-
-// n elements as fp32; `to` has room for a multiple of 8, and what pads it becomes 0.
-void widen(int64_t format, const char* from, float* to, int64_t n) {
-  switch (format) {
-    case BF16: return widen_as<BF16, uint16_t>(from, to, n);
-    case FP16: return widen_as<FP16, uint16_t>(from, to, n);
-    case E4M3: return widen_as<E4M3, uint8_t>(from, to, n);
-    case E5M2: return widen_as<E5M2, uint8_t>(from, to, n);
-    case INT8: return widen_as<INT8, uint8_t>(from, to, n);
-    default: std::memcpy(to, from, n * sizeof *to);
-  }
-}
-int64_t size_of(int64_t format) { return format == FP32 ? 4 : format == BF16 || format == FP16 ? 2 : 1; }
-
-// ---- functions of 8 floats ----
-
-// eˣ for x ≤ 0, 0 below −87, NaN for NaN; the polynomial of Cephes' expf.
-inline V8 exp8(V8 x) {
-  const V8 shift = splat(12582912.0f + 127.0f);  // 1.5 · 2²³: rounds to an integer in the low bits, exponent bias added
-  const V8 t = x * 1.44269504f + shift;
-  const V8 n = t - shift;
-  const V8 r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  V8 y = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * (r * r) + r + 1.0f;
-  const V8 power = bits<V8>(bits<I8>(t) << 23);
-  return x < splat(-87.0f) ? splat(0.0f) : y * power;
-}
-
-// tanh; Taylor near 0, where (1 − e⁻²ˣ) / (1 + e⁻²ˣ) would cancel.
-inline V8 tanh8(V8 x) {
-  const V8 y = x * x;
-  V8 s = y * (21844.0f / 6081075) - 1382.0f / 155925;
-  s = y * s + 62.0f / 2835;
-  s = y * s - 17.0f / 315;
-  s = y * s + 2.0f / 15;
-  s = y * s - 1.0f / 3;
-  s = y * s + 1.0f;
-  const V8 size = x < splat(0.0f) ? -x : x;
-  const V8 t = exp8(size * -2.0f);
-  const V8 far = (1.0f - t) / (1.0f + t);
-  return y < splat(0.25f) ? x * s : x < splat(0.0f) ? -far : far;
-}
-
-// The sums of a, b, c and d.
-inline void store_sums(float* to, V8 a, V8 b, V8 c, V8 d) {
-  const V8 ab = SHUFFLE(a, b, 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
-  const V8 cd = SHUFFLE(c, d, 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
-  const V8 sums = SHUFFLE(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
-  const V8 total = sums + SHUFFLE(sums, sums, 4, 5, 6, 7, 0, 1, 2, 3);
-  std::memcpy(to, &total, 4 * sizeof *to);
-}
 
 // ---- the two products: R rows at a time, as many as registers hold ----
 
@@ -209,7 +66,8 @@ void score(const float* q, const float* const* k, int64_t dim, float* to) {
 
 // acc[r] = acc[r] × decay[r] + Σₜ p[r][t] · v[t], on 8·C channels
 template <int R, int C>
-void weigh(const float* p, const float* const* v, int64_t begin, int64_t end, const float* decay, float* acc, int64_t dim) {
+void weigh(const float* p, const float* const* v, int64_t begin, int64_t end, const float* decay, float* acc,
+           int64_t dim) {
   V8 sum[R][C];
   UNROLL for (int r = 0; r < R; ++r) UNROLL for (int c = 0; c < C; ++c) sum[r][c] = splat(0.0f);
   for (int64_t t = begin; t < end; ++t) {
@@ -253,16 +111,12 @@ struct Tile {
   const char *key[TILE] = {}, *value[TILE] = {};  // rows of KV head 0
 };
 
-// Asks for the rows of a tile ahead of their use, in the order in which they lie in memory.
-struct Ahead {
-  const char* const* rows;
-  int64_t n, heads, stride, bytes;  // heads that lie side by side count as one
-  int64_t token = 0, head = 0, at = 0;
-
+// Asks for the rows of the next tile while this one is computed, in the order in which they lie in memory.
+class Ahead {
+ public:
   Ahead(const char* const* rows, int64_t n, int64_t first, int64_t heads, int64_t stride, int64_t bytes)
-      : rows(rows), n(n), heads(heads), stride(stride), bytes(bytes), at(0) {
-    if (stride == bytes) this->heads = 1, this->bytes = heads * bytes;
-    offset = first * stride;
+      : rows(rows), n(n), offset(first * stride), heads(heads), stride(stride), bytes(bytes) {
+    if (stride == bytes) this->heads = 1, this->bytes = heads * bytes;  // heads side by side count as one
   }
   int64_t lines() const { return heads * n * ((bytes + 63) / 64); }
   void ask(int64_t lines) {
@@ -275,7 +129,9 @@ struct Ahead {
   }
 
  private:
-  int64_t offset = 0;
+  const char* const* rows;
+  int64_t n, offset, heads, stride, bytes;
+  int64_t token = 0, head = 0, at = 0;
 };
 
 struct Row {
@@ -403,7 +259,8 @@ class Worker {
     for (int64_t t = n; t % 4; ++t) found[t] = found[n - 1];  // scores come in fours
   }
 
-  void attend(const Tile& tile, int64_t head, int64_t first_row, Ahead& keys_ahead, Ahead& values_ahead, int64_t lines) {
+  void attend(const Tile& tile, int64_t head, int64_t first_row, Ahead& keys_ahead, Ahead& values_ahead,
+              int64_t lines) {
     const float *key[TILE], *value[TILE];
     fetch(tile.key, tile.n, head * a.key_strides[2], a.key_format, a.head_dim, wide_key.data(), key);
     fetch(tile.value, tile.n, head * a.value_strides[2], a.value_format, a.head_dim_v, wide_value.data(), value);

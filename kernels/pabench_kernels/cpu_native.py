@@ -33,11 +33,11 @@ _BAD_QUERY_RANGE, _BAD_BLOCK, _NO_MEMORY = 1, 2, 3
 
 _POINTERS = (
     "query key_cache value_cache block_table seq_lens query_start_loc k_scale v_scale alibi_slopes sinks out lse"
-).split()
+)
 _NUMBERS = (
     "query_format key_format value_format num_tokens num_seqs num_q_heads num_kv_heads head_dim head_dim_v num_blocks "
     "block_size columns"
-).split()
+)
 _INT64 = ctypes.c_int64
 
 
@@ -45,8 +45,8 @@ class _Args(ctypes.Structure):
     """``Args`` of the source, field by field."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-        *((name, _INT64) for name in _NUMBERS),
+        *((name, ctypes.c_void_p) for name in _POINTERS.split()),
+        *((name, _INT64) for name in _NUMBERS.split()),
         ("query_strides", _INT64 * 2),
         ("key_strides", _INT64 * 3),
         ("value_strides", _INT64 * 3),

@@ -35,11 +35,11 @@ class BuildError(Exception):
 
 
 def build(source: Path) -> Path:
-    """The shared library of a C++ source file, compiled unless the cache has it. Raises ``BuildError``.
+    """The shared library of a C++ source file and the headers beside it, compiled unless the cache has it.
 
-    The library's name holds a digest of what it was built from (source, compiler, flags, this CPU's features) and one
+    The library's name holds a digest of what it was built from (sources, compiler, flags, this CPU's features) and one
     of its own bytes, so that a library that was cut off is built anew. It appears by one rename: processes that build
-    at the same time do the work twice and disturb nobody.
+    at the same time do the work twice and disturb nobody. Raises ``BuildError``.
     """
     compiler = _compiler()
     folder = cache_dir()
@@ -51,7 +51,9 @@ def build(source: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{source.stem}-", suffix=".tmp", dir=folder)
     except OSError as error:
-        raise BuildError(f"the cache {folder} cannot be used ({error.strerror}); set PABENCH_CACHE to a folder") from error
+        raise BuildError(
+            f"the cache {folder} cannot be used ({error.strerror}); set PABENCH_CACHE to a folder"
+        ) from error
     os.close(handle)
     fresh = Path(name)
     try:
@@ -105,7 +107,8 @@ def _compile(source: Path, compiler: list[str], target: Path) -> None:
 def _key(source: Path, compiler: list[str]) -> str:
     binary = Path(compiler[0]).resolve()
     state = binary.stat()
-    parts = [source.read_bytes(), shlex.join([str(binary), *compiler[1:], NATIVE, *FLAGS]).encode()]
+    parts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
+    parts += [shlex.join([str(binary), *compiler[1:], NATIVE, *FLAGS]).encode()]
     parts += [f"{state.st_size} {state.st_mtime_ns}".encode(), _cpu().encode()]
     return _digest(b"\0".join(parts))
 
@@ -115,7 +118,9 @@ def _cpu() -> str:
     lines: list[str] = []
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text()
-        lines = sorted({line for line in text.splitlines() if line.startswith(("flags", "Features", "isa", "model name"))})
+        lines = sorted(
+            {line for line in text.splitlines() if line.startswith(("flags", "Features", "isa", "model name"))}
+        )
     return "\n".join([sys.platform, platform.machine(), *(lines or [platform.processor()])])
 
 
