@@ -265,8 +265,7 @@ class Worker {
     fetch(tile.key, tile.n, head * a.key_strides[2], a.key_format, a.head_dim, wide_key.data(), key);
     fetch(tile.value, tile.n, head * a.value_strides[2], a.value_format, a.head_dim_v, wide_value.data(), value);
     for (int64_t t = 0; t < tile.n; t += 4) {
-      keys_ahead.ask(lines);
-      values_ahead.ask(lines);
+      for (int64_t i = 0; i < lines; i += 4) keys_ahead.ask(4), values_ahead.ask(4);
       for (int64_t r = 0, n; r < num_rows; r += n) {
         n = take(num_rows - r);
         const auto run = n == 1 ? score<1> : n == 2 ? score<2> : score<3>;
