@@ -21,6 +21,12 @@ _BUILT_IN = (
         "gather through the block table, then torch SDPA; both phases, runs anywhere",
     ),
     KernelSpec(
+        "cpu_native",
+        "pabench_kernels.cpu_native:cpu_native",
+        ALL_PHASES,
+        "C++, compiled on first use; both phases in one call, CPU only",
+    ),
+    KernelSpec(
         "triton_decode",
         "pabench_kernels.triton_decode:triton_decode",
         frozenset({"decode"}),

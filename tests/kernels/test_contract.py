@@ -10,6 +10,7 @@ import torch
 
 from pabench_kernels import triton_common
 from pabench_kernels.contract import Kernel, PagedBatch
+from pabench_kernels.cpu_native import cpu_native
 from pabench_kernels.torch_paged import torch_paged
 from pabench_kernels.trace import ExecutionTrace, tracing
 from pabench_kernels.triton_decode import triton_decode
@@ -20,6 +21,8 @@ from tests.kernels.oracle_for_tests import oracle, wrong_rows
 KERNELS: dict[str, tuple[Kernel, Phase]] = {
     "torch_paged-decode": (torch_paged, "decode"),
     "torch_paged-prefill": (torch_paged, "prefill"),
+    "cpu_native-decode": (cpu_native, "decode"),
+    "cpu_native-prefill": (cpu_native, "prefill"),
     "triton_decode": (triton_decode, "decode"),
     "triton_prefill": (triton_prefill, "prefill"),
 }
@@ -113,11 +116,12 @@ def test_offsets_beyond_two_to_the_31(setup: tuple[Kernel, Phase]) -> None:
     assert torch.equal(kernel(far_batch), kernel(small))
 
 
-def test_mixed_batch_in_one_call() -> None:
+@pytest.mark.parametrize("kernel", [torch_paged, cpu_native], ids=lambda k: k.name)
+def test_mixed_batch_in_one_call(kernel: Kernel) -> None:
     batch = make_batch(Case(lens=(17, 40, 0, 1), window=9), "prefill")
     assert batch.phases == {"prefill", "decode"}
-    assert torch_paged.unsupported(batch) == []
-    assert wrong_rows(torch_paged(batch), batch, oracle(batch)) == []
+    assert kernel.unsupported(batch) == []
+    assert wrong_rows(kernel(batch), batch, oracle(batch)) == []
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)

@@ -182,6 +182,8 @@ def test_the_wheel_holds_code_kernels_and_suites_and_nothing_else(tmp_path):
         "pabench/builtin_suites/smoke.yaml",
         "pabench/cli/app.py",
         "pabench_kernels/contract.py",
+        "pabench_kernels/cpu_native.cpp",
+        "pabench_kernels/cpu_vectors.h",
     ):
         assert name in names
     code = {str(p.relative_to(r)) for r in (REPO, REPO / "kernels") for p in r.glob("pabench*/**/*.py")}
