@@ -1,0 +1,96 @@
+"""Mutants through the kernel check: which probe sees which, what today's rules would have said, what is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from pabench.cases import Precision
+from pabench.checks.kernel.case import KernelCase, Trial, judge_kernel, nan_in_new_tensors
+from pabench.checks.kernel.probes import PROBES
+from pabench.checks.kernel.record import distinct_faults, kernel_record, outcome_fields
+from pabench.checks.kernel.shapes import find_shape
+from pabench.process_state import process_state_kept
+from pabench.records import Record
+from pabench.selftest.mutant import Attention, Mutant
+from pabench.selftest.todays_rules import RULES
+from pabench_kernels.contract import ALL_PHASES, Kernel
+from pabench_kernels.request import KernelRequest
+
+PRECISIONS = (Precision("bf16", "bf16", "bf16"), Precision("fp8", "bf16", "fp8_e4m3"))
+SHAPES = (  # short ones that between them have every feature, and long ones, where tolerances go blind
+    *("plain-decode", "plain-mixed", "gqa71-decode", "head-dim-33", "head-dim-256", "value-dim-smaller"),
+    *("block-size-is-kv-heads", "long-empty-short", "chunk-33-of-80", "window-freed-blocks", "window-edges", "alibi"),
+    *("soft-cap", "sinks", "everything", "per-head-scales", "scale-0.3", "padded-cache", "interleaved-cache"),
+    *("partition-edges", "ids-past-65536"),
+)
+TODAYS_PROBE = "iid"  # what those suites draw
+
+
+@dataclass
+class KernelKills:
+    """What the kernel check said of one mutant, per probe: True killed, False not; absent where it changed nothing."""
+
+    mutant: Mutant
+    probes: dict[str, bool] = field(default_factory=dict)
+    rules: dict[str, bool] = field(default_factory=dict)
+    named: str | None = None  # the first run-level diagnosis
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def killed(self) -> bool:
+        return any(self.probes.values())
+
+
+def trials(seed: int) -> list[Trial]:
+    """Each (shape, probe) in one of the precisions in turn; the same for the same seed."""
+    pairs = [(find_shape(name, 16), probe) for name in SHAPES for probe in PROBES]
+    return [Trial(s, probe, PRECISIONS[i % len(PRECISIONS)], seed) for i, (s, probe) in enumerate(pairs)]
+
+
+def request_of(name: str, fn: Attention) -> KernelRequest:
+    """A function as the kernel of both phases."""
+    kernel = Kernel(name=name, fn=fn, phases=ALL_PHASES, stranger=True, has_lse=True)
+    return KernelRequest(name, name, {"prefill": kernel, "decode": kernel}, ALL_PHASES)
+
+
+def kernel_kills(
+    mutants: Sequence[Mutant], honest: Attention, seed: int, note: Callable[[str], None] = lambda _: None
+) -> Iterator[KernelKills]:
+    """Judge every mutant on every trial. The trials' inputs and truths are shared, so ``honest`` must not keep any."""
+    planned = trials(seed)
+    for mutant in mutants:
+        note(f"kernel check: {mutant.name}")
+        kills = KernelKills(mutant)
+        request = request_of(mutant.name, mutant.make(honest))
+        for trial in planned:
+            with process_state_kept():
+                outcome = judge_kernel(trial, request)
+            case = KernelCase(trial, mutant.name, mutant.name)
+            record = kernel_record(case, **outcome_fields(outcome))
+            kills.records.append(record)
+            if record.status == "FAIL":
+                kills.probes[trial.probe] = True
+            elif trial.probe not in kills.probes and _differs(trial, mutant.make(honest), honest):
+                kills.probes[trial.probe] = False
+            if trial.probe == TODAYS_PROBE:
+                _todays(trial, mutant.make(honest), kills)
+        summaries = distinct_faults(kills.records)
+        kills.named = summaries[0].fault if summaries else None
+        yield kills
+
+
+def _differs(trial: Trial, faulty: Attention, honest: Attention) -> bool:
+    """Whether the mutant changes anything here at all; where it does not, nothing was there to see."""
+    with nan_in_new_tensors():
+        a, b = faulty(trial.inputs.batch), honest(trial.inputs.batch)
+    return a.shape != b.shape or not torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+
+
+def _todays(trial: Trial, faulty: Attention, kills: KernelKills) -> None:
+    found = faulty(trial.inputs.batch)
+    trial.inputs.changed()  # puts back what a mutant wrote into its inputs
+    for rule, accepts in RULES.items():
+        kills.rules[rule] = kills.rules.get(rule, False) or not accepts(found, trial.truth.out)
