@@ -66,7 +66,7 @@ class Dispatcher:
         lens = batch.query_start_loc.diff()
         for phase in PHASES:
             rows = torch.nonzero((lens == 1) == (phase == "decode")).flatten()
-            part, tokens = _select(batch, rows)
+            part, tokens = select_sequences(batch, rows)
             out[tokens] = self._run(kernels[phase], part, layer, phase, phase in self.request.under_test)
         return out
 
@@ -140,7 +140,7 @@ class Dispatcher:
         return {w: n for w, n in self.trace.selected.items() if (w[0], w[2]) in tested}
 
 
-def _select(batch: PagedBatch, rows: Tensor) -> tuple[PagedBatch, Tensor]:
+def select_sequences(batch: PagedBatch, rows: Tensor) -> tuple[PagedBatch, Tensor]:
     """The sub-batch of the sequences ``rows`` [n], and the indices of its tokens in the whole batch."""
     starts, lens = batch.query_start_loc[rows].long(), batch.query_start_loc.diff()[rows].long()
     tokens = torch.cat(

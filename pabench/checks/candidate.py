@@ -95,6 +95,7 @@ class CandidateRun:
                     self._diverge(p, index, position, token, own)
                     if index < self.num_tokens - 1:
                         child = engine.fork(seq_id)
+                        self.shadow.fork(seq_id, child)
                         forks[child] = p
                         run_on(child, p, position, own)
                     else:

@@ -5,7 +5,7 @@ K and V are kept beside the block pool as the model made them, so that a wrong c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pabench.checks.tolerance import allowed
 from pabench.engine.kv_cache import KVScales
-from pabench.engine.step import StepMetadata
-from pabench.reference.oracle import attention_oracle, dense_attention
+from pabench.engine.step import StepMetadata, Work
+from pabench.reference.oracle import OracleOutput, attention_oracle, dense_attention
 from pabench_kernels.cache_write import dequantize, quantize
 from pabench_kernels.contract import PagedBatch
 
@@ -49,6 +49,35 @@ class _Call:
 
 
 @dataclass(frozen=True)
+class SeenCall:
+    """One sequence's part of an attention call while it is judged: for those who look closer at the first bad one."""
+
+    layer: int
+    step: int
+    seq_index: int  # row of the batch
+    work: Work
+    batch: PagedBatch
+    key: Tensor  # [L, Hkv, D]: what the cache should give back, fp32 where quantised
+    value: Tensor
+    out: Tensor  # [T, Hq, Dv]
+    truth: Tensor  # fp64 [T, Hq, Dv]: the oracle's output
+    limit: Tensor  # fp64 [T, Hq]: what each row may be off by, in L2, by this call's own honest errors
+
+    def ratio(self, out: Tensor) -> Tensor:
+        """Error over tolerance of some output [T, Hq, Dv]; infinite where it is not finite."""
+        off = (out.double() - self.truth).norm(dim=-1) / self.limit
+        return off.nan_to_num(torch.inf, torch.inf)
+
+    @property
+    def phase(self) -> str:
+        return _phase(self.work)
+
+
+def _phase(work: Work) -> str:
+    return "decode" if len(work.tokens) == 1 else "prefill"
+
+
+@dataclass(frozen=True)
 class ShadowReport:
     """The three-way rule over all rows of a case."""
 
@@ -69,12 +98,26 @@ class ShadowReport:
         return self.rows > 0 and self.ratio <= 1.0 and self.nonfinite == 0
 
 
+def _size(oracle: OracleOutput) -> Tensor:
+    return oracle.size.clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def _ratio(call: _Call, pooled: float, dtype: torch.dtype) -> Tensor:
+    """Error over tolerance [T, Hq]; infinite where the output is not finite."""
+    ratio = call.error / allowed(call.honest, pooled, dtype)
+    return torch.where(call.finite, ratio, torch.inf).nan_to_num(torch.inf, torch.inf)
+
+
 @dataclass
 class ShadowObserver:
-    """Hold each attention call of a paged engine against the oracle; forks, not seen from their start, are skipped."""
+    """Hold each attention call of a paged engine against the oracle.
+
+    ``watch`` is shown every call as it happens; the tensors of a ``SeenCall`` are the live ones.
+    """
 
     kv_dtype: torch.dtype
     scales: KVScales | None = None
+    watch: Callable[[SeenCall], None] | None = None
     _past: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     _calls: list[_Call] = field(default_factory=list)
     _steps: int = 0
@@ -86,7 +129,7 @@ class ShadowObserver:
         if step is not self._last_step:
             self._last_step, self._steps = step, self._steps + 1
         begin = 0
-        for work in step.work:
+        for index, work in enumerate(step.work):
             rows = slice(begin, begin + len(work.tokens))
             begin = rows.stop
             past = self._past.get((layer, work.seq_id))
@@ -96,8 +139,22 @@ class ShadowObserver:
             if past is not None:
                 k, v = torch.cat([past[0], k]), torch.cat([past[1], v])
             self._past[layer, work.seq_id] = (k, v)
-            phase = "decode" if len(work.tokens) == 1 else "prefill"
-            self._calls.append(self._judge(layer, phase, work.seq_id, work.start, batch, rows, k, v, out[rows]))
+            call, oracle = self._judge(layer, _phase(work), work.seq_id, work.start, batch, rows, k, v, out[rows])
+            self._calls.append(call)
+            if self.watch is not None:
+                pooled = float(call.honest.square().mean().sqrt())
+                limit = allowed(call.honest, pooled, batch.query.dtype) * _size(oracle)
+                self.watch(SeenCall(layer, call.step, index, work, batch, k, v, out[rows], oracle.out, limit))
+
+    def fork(self, parent: int, child: int) -> None:
+        """``child`` has the past of ``parent``, as after ``PagedEngine.fork``."""
+        for (layer, seq), past in list(self._past.items()):
+            if seq == parent:
+                self._past[layer, child] = past
+
+    def forget(self, seq: int) -> None:
+        """Drop what is kept of a freed sequence."""
+        self._past = {key: past for key, past in self._past.items() if key[1] != seq}
 
     def _stored(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """K and V as the cache would give them back, exactly (fp32 where quantised)."""
@@ -120,7 +177,7 @@ class ShadowObserver:
         k: Tensor,
         v: Tensor,
         out: Tensor,
-    ) -> _Call:
+    ) -> tuple[_Call, OracleOutput]:
         query = batch.query[rows]
         positions = torch.arange(start, start + len(query), device=query.device)
         first = 0  # keys behind the window of every query need not be looked at
@@ -138,8 +195,8 @@ class ShadowObserver:
         oracle = attention_oracle(query, k[first:], v[first:], **arguments)  # type: ignore[arg-type]
         honest = dense_attention(query, k[first:], v[first:], **arguments)  # type: ignore[arg-type]
         difference = out.double() - oracle.out
-        size = oracle.size.clamp_min(torch.finfo(torch.float64).tiny)
-        return _Call(
+        size = _size(oracle)
+        call = _Call(
             layer=layer,
             phase=phase,
             step=self._steps - 1,
@@ -151,6 +208,7 @@ class ShadowObserver:
             worst_dim=difference.abs().nan_to_num(torch.inf, torch.inf).argmax(-1),
             max_abs=float(difference.abs().max()),
         )
+        return call, oracle
 
     def calls(self) -> Iterator[tuple[int, int, str]]:
         """(layer, step, phase) of every judged call."""
@@ -165,8 +223,7 @@ class ShadowObserver:
         worst, largest, rel_max = None, -1.0, 0.0
         failing: list[tuple[int, int, int]] = []
         for call in self._calls:
-            ratio = call.error / allowed(call.honest, pooled, dtype)
-            ratio = torch.where(call.finite, ratio, torch.inf).nan_to_num(torch.inf, torch.inf)
+            ratio = _ratio(call, pooled, dtype)
             bad = (ratio > 1).any(0)
             failing += [(call.layer, call.step, int(h)) for h in torch.nonzero(bad).flatten()]
             rel_max = max(rel_max, float(torch.where(call.finite, call.error, torch.inf).max()))

@@ -41,6 +41,9 @@ class LogitSpool:
     def keys(self) -> list[Key]:
         return list(self._rows)
 
+    def has(self, key: Key) -> bool:
+        return key in self._rows
+
     def put(self, key: Key, logits: Tensor) -> None:
         """Store one row. Raises ``ExecutionError`` if the disk is full."""
         data = logits.detach().to(device="cpu", dtype=self.dtype).contiguous().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,114 @@
+"""A closer look at one attention call that is wrong, while it happens: was it given what it should have been, is it
+wrong for this sequence alone too, is it wrong when repeated, and what does it read?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pabench.checks.shadow import SeenCall
+from pabench.diagnose.given import WrongInput, wrong_contents, wrong_lengths, wrong_table
+from pabench.diagnose.reads import Call, Misread, misreads
+from pabench.engine.engine import PagedEngine
+from pabench_kernels.contract import PagedBatch
+from pabench_kernels.dispatch import Dispatcher, select_sequences
+from pabench_kernels.request import KernelRequest
+
+
+@dataclass(frozen=True)
+class Forensics:
+    """What was found out about the first wrong call. ``alone`` and ``repeated``: whether it is right that way; None
+    where that was not tried (a batch of one) or the kernel raised."""
+
+    layer: int
+    step: int
+    phase: str
+    seq_index: int
+    seq_id: int
+    batch_size: int
+    start: int  # tokens before this call's
+    length: int
+    tokens: tuple[int, ...]  # positions of the query tokens that are wrong
+    q_heads: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+    ratio: float
+    inputs: tuple[WrongInput, ...]
+    misreads: tuple[Misread, ...]
+    alone: bool | None
+    repeated: bool | None
+    table: tuple[int, ...] = field(default=())
+    block_size: int = 1
+
+    @property
+    def block(self) -> int | None:
+        """First logical block that is read or was written wrongly, where that is known."""
+        of_inputs = [b for i in self.inputs for b in i.blocks]
+        of_reads = [b for m in self.misreads for b in m.blocks]
+        return min(of_inputs or of_reads, default=None)
+
+    @property
+    def slot(self) -> int | None:
+        """Physical slot of the first wrong token in that block, where that is known."""
+        slots = [s for i in self.inputs for s in i.slots]
+        if slots:
+            return slots[0]
+        for m in self.misreads:
+            if m.blocks and m.offsets and m.blocks[0] < len(self.table):
+                return self.table[m.blocks[0]] * self.block_size + m.offsets[0]
+        return None
+
+
+def examine(engine: PagedEngine, request: KernelRequest, seen: SeenCall) -> Forensics:
+    """Look into ``seen`` now: its tensors are live. The kernel is called again, outside the case's own trace."""
+    batch, seq = seen.batch, seen.seq_index
+    table = engine.blocks.table(seen.work.seq_id)
+    length = seen.work.start + len(seen.work.tokens)
+    ratio = seen.ratio(seen.out)
+    bad = ratio > 1
+    heads = tuple(torch.nonzero(bad.any(0)).flatten().tolist())
+    inputs = [*wrong_lengths(batch, seq, length), *wrong_table(batch, seq, table)]
+    inputs += wrong_contents(batch, seq, table, seen.key, seen.value)
+
+    def call(changed: PagedBatch) -> Tensor:
+        return Dispatcher(request)(changed, seen.layer)
+
+    only, _ = select_sequences(batch, torch.tensor([seq], device=batch.query.device))
+    return Forensics(
+        layer=seen.layer,
+        step=seen.step,
+        phase=seen.phase,
+        seq_index=seq,
+        seq_id=seen.work.seq_id,
+        batch_size=batch.num_seqs,
+        start=seen.work.start,
+        length=length,
+        tokens=tuple(seen.work.start + t for t in torch.nonzero(bad.any(1)).flatten().tolist()),
+        q_heads=heads,
+        kv_heads=tuple(dict.fromkeys(h // batch.group_size for h in heads)),
+        ratio=float(ratio.max()),
+        inputs=tuple(inputs),
+        misreads=() if inputs else tuple(_misreads(batch, call, seq)),
+        alone=_right(seen, call, only, 0) if batch.num_seqs > 1 else None,
+        repeated=_right(seen, call, batch, seq),
+        table=tuple(table),
+        block_size=batch.block_size,
+    )
+
+
+def _misreads(batch: PagedBatch, call: Call, seq: int) -> list[Misread]:
+    try:
+        return misreads(batch, call, seq)
+    except Exception:  # a kernel that cannot stand the structured contents has said nothing about them
+        return []
+
+
+def _right(seen: SeenCall, call: Call, batch: PagedBatch, row: int) -> bool | None:
+    """Whether sequence ``row`` of ``batch``, which is the one seen, comes out right there."""
+    starts = batch.query_start_loc.tolist()
+    try:
+        out = call(batch)[starts[row] : starts[row + 1]]
+    except Exception:
+        return None
+    return bool((seen.ratio(out) <= 1).all())
