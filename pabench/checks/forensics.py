@@ -3,13 +3,13 @@ wrong for this sequence alone too, is it wrong when repeated, and what does it r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from pabench.checks.shadow import SeenCall
-from pabench.diagnose.given import WrongInput, wrong_contents, wrong_lengths, wrong_table
+from pabench.checks.shadow import SeenCall, ShadowObserver
+from pabench.diagnose.given import WrongInput, wrong_contents, wrong_format, wrong_lengths, wrong_table
 from pabench.diagnose.reads import Call, Misread, misreads
 from pabench.engine.engine import PagedEngine
 from pabench_kernels.contract import PagedBatch
@@ -60,7 +60,7 @@ class Forensics:
         return None
 
 
-def examine(engine: PagedEngine, request: KernelRequest, seen: SeenCall) -> Forensics:
+def examine(engine: PagedEngine, shadow: ShadowObserver, request: KernelRequest, seen: SeenCall) -> Forensics:
     """Look into ``seen`` now: its tensors are live. The kernel is called again, outside the case's own trace."""
     batch, seq = seen.batch, seen.seq_index
     table = engine.blocks.table(seen.work.seq_id)
@@ -68,8 +68,7 @@ def examine(engine: PagedEngine, request: KernelRequest, seen: SeenCall) -> Fore
     ratio = seen.ratio(seen.out)
     bad = ratio > 1
     heads = tuple(torch.nonzero(bad.any(0)).flatten().tolist())
-    inputs = [*wrong_lengths(batch, seq, length), *wrong_table(batch, seq, table)]
-    inputs += wrong_contents(batch, seq, table, seen.key, seen.value)
+    inputs = _inputs(engine, shadow, seen, table, length)
 
     def call(changed: PagedBatch) -> Tensor:
         return Dispatcher(request)(changed, seen.layer)
@@ -95,6 +94,42 @@ def examine(engine: PagedEngine, request: KernelRequest, seen: SeenCall) -> Fore
         table=tuple(table),
         block_size=batch.block_size,
     )
+
+
+def _inputs(
+    engine: PagedEngine, shadow: ShadowObserver, seen: SeenCall, table: list[int], length: int
+) -> list[WrongInput]:
+    """Everything that was wrong before the kernel was entered; the cache's contents only if its format is right."""
+    batch, seq, scales = seen.batch, seen.seq_index, shadow.scales
+    k_scale, v_scale = (None, None) if scales is None else (scales.k[seen.layer], scales.v[seen.layer])
+    found = [
+        *wrong_lengths(batch, seq, length),
+        *wrong_table(batch, seq, table),
+        *wrong_format(batch, shadow.kv_dtype, k_scale, v_scale),
+    ]
+    if found:
+        return found
+    contents = wrong_contents(batch, seq, table, seen.key, seen.value)
+    return [_owned_twice(engine, shadow, seen.work.seq_id, wrong) for wrong in contents]
+
+
+def _owned_twice(engine: PagedEngine, shadow: ShadowObserver, seq_id: int, wrong: WrongInput) -> WrongInput:
+    """A wrong slot is another fault where its block has a second owner, or came with a shared prefix."""
+    block_of = engine.blocks.table(seq_id)
+    bad = {block_of[b] for b in wrong.blocks}
+    others = [s for s in engine.blocks.sequences() if s != seq_id and bad & set(engine.blocks.table(s))]
+    family = {seq_id, *shadow.forked_from(seq_id)}
+    shared = [s for s in others if family & {s, *shadow.forked_from(s)}]
+    if seq_id in shadow.forked_at and min(wrong.tokens) < shadow.forked_at[seq_id]:
+        message = f"{wrong.message}; these tokens came with the prefix that sequence {seq_id} was forked from"
+        return replace(wrong, fault="prefix_reuse", message=message)
+    if shared:
+        message = f"{wrong.message}; the block is shared with sequence {shared[0]}, its fork"
+        return replace(wrong, fault="prefix_reuse", message=message)
+    if others:
+        message = f"{wrong.message}; sequence {others[0]} has the same block"
+        return replace(wrong, fault="page_leak", message=message)
+    return wrong
 
 
 def _misreads(batch: PagedBatch, call: Call, seq: int) -> list[Misread]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pabench.checks.candidate import CandidateRun, RefusedError
-from pabench.checks.shadow import ShadowReport
+from pabench.checks.shadow import SeenCall, ShadowReport
 from pabench.checks.tokens import FreeRun, TokenClass, classify, degenerate
+from pabench.engine.engine import PagedEngine
 from pabench.records import FALLBACK_ALLOWED, MIN_POSITIONS, Status
 from pabench.reference.run import ReferenceRun
 from pabench_kernels.contract import PHASES
@@ -54,6 +55,8 @@ def judge(
     on_fallback: OnFallback,
     stop_tokens: Iterable[int],
     progress: Callable[[str], None] = lambda _: None,
+    engine_type: type[PagedEngine] = PagedEngine,
+    watch: Callable[[PagedEngine, SeenCall], None] | None = None,
 ) -> ModelOutcome:
     """Run the candidate and judge it. What a kernel raises passes through, except refusals and broken contracts."""
     dispatcher = Dispatcher(request)
@@ -65,6 +68,8 @@ def judge(
         stop_tokens=frozenset(stop_tokens),
         go_on_after_refusal=on_fallback != "fail",
         progress=progress,
+        engine_type=engine_type,
+        watch=watch,
     )
     try:
         candidate.run()

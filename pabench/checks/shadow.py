@@ -118,6 +118,8 @@ class ShadowObserver:
     kv_dtype: torch.dtype
     scales: KVScales | None = None
     watch: Callable[[SeenCall], None] | None = None
+    forked_at: dict[int, int] = field(default_factory=dict)  # child -> tokens it shares with its parent
+    _parents: dict[int, int] = field(default_factory=dict)
     _past: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     _calls: list[_Call] = field(default_factory=list)
     _steps: int = 0
@@ -151,6 +153,16 @@ class ShadowObserver:
         for (layer, seq), past in list(self._past.items()):
             if seq == parent:
                 self._past[layer, child] = past
+                self.forked_at[child] = len(past[0])
+        self._parents[child] = parent
+
+    def forked_from(self, seq: int) -> list[int]:
+        """Parent, its parent, and so on."""
+        line = []
+        while seq in self._parents:
+            seq = self._parents[seq]
+            line.append(seq)
+        return line
 
     def forget(self, seq: int) -> None:
         """Drop what is kept of a freed sequence."""

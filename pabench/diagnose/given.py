@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pabench.diagnose.structured import stored_raw
 from pabench_kernels.cache_write import quantize
 from pabench_kernels.contract import PagedBatch
 
@@ -49,6 +48,38 @@ def wrong_table(batch: PagedBatch, seq: int, table: Sequence[int]) -> list[Wrong
     return [WrongInput("stale_metadata", message, blocks=bad)]
 
 
+def wrong_format(
+    batch: PagedBatch, dtype: torch.dtype, k_scale: Tensor | None, v_scale: Tensor | None
+) -> list[WrongInput]:
+    """Whether the cache has the dtype that was asked for and is read with the scales it is meant to be written with."""
+    found = []
+    for name, cache in (("K", batch.key_cache), ("V", batch.value_cache)):
+        if cache.dtype != dtype:
+            message = f"{name} is kept in {_name(cache.dtype)}; {_name(dtype)} was asked for"
+            found.append(WrongInput("dtype_ignored", message))
+    for name, given, right in (("k_scale", batch.k_scale, k_scale), ("v_scale", batch.v_scale, v_scale)):
+        if not found and not _same_scale(given, right):
+            message = f"the kernel was given {name} {_shown(given)}; the cache is written with {_shown(right)}"
+            found.append(WrongInput("kv_scale", message))
+    return found
+
+
+def _same_scale(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and torch.equal(a, b)
+
+
+def _shown(scale: Tensor | None) -> str:
+    if scale is None:
+        return "none"
+    return f"{float(scale):.4g}" if scale.ndim == 0 else f"one of {list(scale.shape)} beginning {float(scale.flatten()[0]):.4g}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def wrong_contents(
     batch: PagedBatch, seq: int, table: Sequence[int], key: Tensor, value: Tensor, first: int = 0
 ) -> list[WrongInput]:
@@ -64,16 +95,23 @@ def wrong_contents(
         ("K", batch.key_cache, key, batch.k_scale),
         ("V", batch.value_cache, value, batch.v_scale),
     ):
-        expected = stored_raw(quantize(made, cache.dtype, scale) if scale is None or scale.ndim < 3 else made)
-        lying = stored_raw(cache)[blocks, position % size]
+        expected = _as_bits(quantize(made, cache.dtype, scale))
+        lying = _as_bits(cache)[blocks, position % size]
         bad = torch.nonzero((lying != expected).flatten(1).any(1)).flatten()
         if not bad.numel():
             continue
         tokens = tuple((bad + first).tolist())
         slot = int(blocks[bad[0]]) * size + tokens[0] % size
+        what = _what_lies_there(lying[bad[0]], expected, int(bad[0]), first)
+        if scale is not None and torch.equal(lying, _as_bits(quantize(made, cache.dtype))):
+            what = "it was written as if its scale were 1"
+        elif name == "V" and key.shape == value.shape and torch.equal(
+            lying, _as_bits(quantize(key, cache.dtype, batch.k_scale))
+        ):
+            what = "K lies there"
         message = (
             f"{name} of {len(bad)} of {len(key)} tokens is not in the cache as the model made it, first at token "
-            f"{tokens[0]} (block {tokens[0] // size}, slot {slot}): {_what_lies_there(lying[bad[0]], expected, int(bad[0]), first)}"
+            f"{tokens[0]} (block {tokens[0] // size}, slot {slot}): {what}"
         )
         found.append(
             WrongInput(
@@ -92,10 +130,15 @@ def _what_lies_there(lying: Tensor, expected: Tensor, at: int, first: int) -> st
     same = torch.nonzero((expected == lying).flatten(1).all(1)).flatten()
     if same.numel():
         return f"what belongs to token {int(same[0]) + first} lies there"
-    never = lying == 0x7F if lying.dtype == torch.uint8 else lying.isnan()
-    if bool(never.all()):
-        return "the slot was never written"
+    if torch.equal(lying, lying.flatten()[:1].expand_as(lying)) and bool(lying.any()):
+        return "the slot was never written"  # the pool's fill, one value all over
     if not bool(lying.any()):
         return "zeros lie there"
     wrong = torch.nonzero((lying != expected[at]).any(-1)).flatten()
     return f"other numbers lie there, in {len(wrong)} of {len(lying)} KV heads"
+
+
+def _as_bits(x: Tensor) -> Tensor:
+    """Whole numbers of the same width: NaN equals itself, and every cache dtype can be indexed."""
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return x.view(widths[x.dtype.itemsize])

@@ -38,6 +38,10 @@ class BlockManager:
     def num_tokens(self, seq_id: int) -> int:
         return self._owned[seq_id].num_tokens
 
+    def sequences(self) -> list[int]:
+        """Ids of all allocated sequences, oldest first."""
+        return list(self._owned)
+
     def table(self, seq_id: int) -> list[int]:
         """Physical block ids of a sequence in logical order (a copy)."""
         return list(self._owned[seq_id].blocks)

@@ -15,7 +15,7 @@ from pabench.engine.attention_hook import HOOK_NAME, Attend, Observer, attention
 from pabench.engine.block_manager import BlockManager, OutOfBlocksError
 from pabench.engine.kv_cache import KVScales, PagedKVCache
 from pabench.engine.scheduler import Scheduler
-from pabench.engine.step import Work, build_step
+from pabench.engine.step import StepMetadata, Work, build_step
 from pabench.errors import CannotJudge
 from pabench.models.load import LoadedModel
 
@@ -86,7 +86,7 @@ class PagedEngine:
             start = self.blocks.num_tokens(seq_id)
             self.pool.copy_blocks(self.blocks.append(seq_id, len(ids)))
             work.append(Work(seq_id, tuple(ids), start, tuple(logits_at)))
-        step = build_step(work, self.blocks, self.loaded.model.device)
+        step = self.metadata(work)
         with attention_implementation(self.loaded.model, HOOK_NAME):
             return paged_forward(
                 self.loaded.model,
@@ -97,6 +97,10 @@ class PagedEngine:
                 cache_argument=self._cache_argument,
                 observers=self.observers,
             )
+
+    def metadata(self, work: Sequence[Work]) -> StepMetadata:
+        """What kernels and the model are told of one step, made new for each."""
+        return build_step(work, self.blocks, self.loaded.model.device)
 
     def fork(self, seq_id: int) -> int:
         """A new sequence with the same past, sharing its blocks until one of them writes."""
