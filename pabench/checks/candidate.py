@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pabench.checks.shadow import SeenCall, ShadowObserver
+from pabench.checks.shadow import ShadowObserver, Watch
 from pabench.checks.tokens import Divergence, FreeRun, until_stop
 from pabench.engine.engine import PagedEngine
 from pabench.reference.logits import LogitStats, compare_rows
@@ -32,7 +32,7 @@ class CandidateRun:
     go_on_after_refusal: bool
     progress: Callable[[str], None]
     engine_type: type[PagedEngine] = PagedEngine
-    watch: Callable[[PagedEngine, SeenCall], None] | None = None  # is shown every attention call, live
+    watch: Watch | None = None  # is shown every attention call, live
     stats: LogitStats = field(default_factory=LogitStats)
     decode_stats: LogitStats = field(default_factory=LogitStats)
     oracle_stats: LogitStats = field(default_factory=LogitStats)
@@ -45,7 +45,7 @@ class CandidateRun:
         kv_dtype = path.kv_dtype or path.loaded.model.dtype
         watch = self.watch
         self.shadow = ShadowObserver(
-            kv_dtype, path.scales, None if watch is None else lambda seen: watch(self.engine, seen)
+            kv_dtype, path.scales, None if watch is None else lambda seen: watch(self.engine, self.shadow, seen)
         )
         blocks_each = [-(-(len(p) + self.num_tokens) // self.block_size) for p in prompts]
         self.engine = self.engine_type(

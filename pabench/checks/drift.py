@@ -6,11 +6,10 @@ paged engine compute the same text step by step. What the two dense runs differ 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 
 from pabench.checks.scenarios import DECODE_STEPS, Driver
@@ -76,7 +75,7 @@ def _trail(model: nn.Module) -> Iterator[Trail]:
     kept: Trail = {}
     forwards = [-1]
 
-    def hook(name: str) -> object:
+    def hook(name: str) -> Callable[[nn.Module, object, object], None]:
         def keep(module: nn.Module, inputs: object, output: object) -> None:
             if isinstance(output, Tensor) and output.is_floating_point():
                 kept[forwards[0], name] = output.reshape(-1, output.shape[-1])[-1].float().clone()
@@ -88,7 +87,7 @@ def _trail(model: nn.Module) -> Iterator[Trail]:
 
     handles = [model.register_forward_pre_hook(begin)]
     leaves = [(name, m) for name, m in model.named_modules() if not list(m.children())]
-    handles += [m.register_forward_hook(hook(name)) for name, m in leaves]  # type: ignore[arg-type]
+    handles += [m.register_forward_hook(hook(name)) for name, m in leaves]
     try:
         yield kept
     finally:

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from pabench.checks.explain_call import explain_call
 from pabench.checks.shadow import SeenCall, ShadowObserver
+from pabench.diagnose.explain import Explanation
 from pabench.diagnose.given import WrongInput, wrong_contents, wrong_format, wrong_lengths, wrong_table
 from pabench.diagnose.reads import Call, Misread, misreads
+from pabench.diagnose.structured import stored_raw
 from pabench.engine.engine import PagedEngine
 from pabench_kernels.contract import PagedBatch
 from pabench_kernels.dispatch import Dispatcher, select_sequences
@@ -38,6 +41,8 @@ class Forensics:
     misreads: tuple[Misread, ...]
     alone: bool | None
     repeated: bool | None
+    explanation: Explanation | None
+    outsiders: bool  # right once nothing but zeros lies in slots of no sequence of the batch
     table: tuple[int, ...] = field(default=())
     block_size: int = 1
 
@@ -91,6 +96,8 @@ def examine(engine: PagedEngine, shadow: ShadowObserver, request: KernelRequest,
         misreads=() if inputs else tuple(_misreads(batch, call, seq)),
         alone=_right(seen, call, only, 0) if batch.num_seqs > 1 else None,
         repeated=_right(seen, call, batch, seq),
+        explanation=None if inputs else explain_call(seen),
+        outsiders=not inputs and _right_without_outsiders(seen, call),
         table=tuple(table),
         block_size=batch.block_size,
     )
@@ -147,3 +154,24 @@ def _right(seen: SeenCall, call: Call, batch: PagedBatch, row: int) -> bool | No
     except Exception:
         return None
     return bool((seen.ratio(out) <= 1).all())
+
+
+def _right_without_outsiders(seen: SeenCall, call: Call) -> bool:
+    """Whether the call comes out right once every slot that no sequence of the batch owns holds zeros."""
+    batch = seen.batch
+    slot = torch.arange(batch.key_cache.shape[0] * batch.block_size, device=batch.query.device)
+    owned = torch.zeros_like(slot, dtype=torch.bool)
+    for table, length in zip(batch.block_table.long(), batch.seq_lens.tolist(), strict=True):
+        position = torch.arange(length, device=slot.device)
+        blocks = table[position // batch.block_size]
+        owned[(blocks * batch.block_size + position % batch.block_size)[blocks >= 0]] = True
+    nobody = ~owned.view(-1, batch.block_size)
+    pools = [stored_raw(batch.key_cache), stored_raw(batch.value_cache)]
+    before = [pool[nobody].clone() for pool in pools]
+    try:
+        for pool in pools:
+            pool[nobody] = 0
+        return _right(seen, call, batch, seen.seq_index) is True
+    finally:
+        for pool, old in zip(pools, before, strict=True):
+            pool[nobody] = old

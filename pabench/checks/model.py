@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pabench.checks.candidate import CandidateRun, RefusedError
-from pabench.checks.shadow import SeenCall, ShadowReport
+from pabench.checks.shadow import ShadowReport, Watch
 from pabench.checks.tokens import FreeRun, TokenClass, classify, degenerate
 from pabench.engine.engine import PagedEngine
 from pabench.records import FALLBACK_ALLOWED, MIN_POSITIONS, Status
@@ -56,7 +56,7 @@ def judge(
     stop_tokens: Iterable[int],
     progress: Callable[[str], None] = lambda _: None,
     engine_type: type[PagedEngine] = PagedEngine,
-    watch: Callable[[PagedEngine, SeenCall], None] | None = None,
+    watch: Watch | None = None,
 ) -> ModelOutcome:
     """Run the candidate and judge it. What a kernel raises passes through, except refusals and broken contracts."""
     dispatcher = Dispatcher(request)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pabench.checks.shadow import SeenCall, ShadowObserver, ShadowReport
+from pabench.checks.shadow import ShadowObserver, ShadowReport, Watch
 from pabench.engine.engine import PagedEngine
 from pabench.reference.logits import LogitStats, compare_rows
 from pabench.reference.run import ReferenceRun
@@ -42,7 +42,7 @@ class Driver:
         dispatcher: Dispatcher,
         block_size: int,
         engine_type: type[PagedEngine] = PagedEngine,
-        watch: Callable[[PagedEngine, SeenCall], None] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.reference = reference
         path = reference.path
@@ -57,7 +57,7 @@ class Driver:
         longest = max(len(p) + len(t) for p, t in self.texts)
         self.blocks_each = -(-longest // block_size)
         self.shadow = ShadowObserver(
-            kv_dtype, path.scales, None if watch is None else lambda seen: watch(self.engine, seen)
+            kv_dtype, path.scales, None if watch is None else lambda seen: watch(self.engine, self.shadow, seen)
         )
         self.engine = engine_type(
             path.loaded,

@@ -5,8 +5,9 @@ K and V are kept beside the block pool as the model made them, so that a wrong c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from pabench.engine.step import StepMetadata, Work
 from pabench.reference.oracle import OracleOutput, attention_oracle, dense_attention
 from pabench_kernels.cache_write import dequantize, quantize
 from pabench_kernels.contract import PagedBatch
+
+if TYPE_CHECKING:
+    from pabench.engine.engine import PagedEngine
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class _Call:
     phase: str
     step: int
     seq: int
+    batch: int  # sequences of the step
     start: int
     error: Tensor
     honest: Tensor
@@ -61,11 +66,12 @@ class SeenCall:
     value: Tensor
     out: Tensor  # [T, Hq, Dv]
     truth: Tensor  # fp64 [T, Hq, Dv]: the oracle's output
-    limit: Tensor  # fp64 [T, Hq]: what each row may be off by, in L2, by this call's own honest errors
+    size: Tensor  # fp64 [T, Hq]: what an error is relative to
+    allowed: Tensor  # fp64 [T, Hq]: the relative error that is tolerated, by this call's own honest errors
 
     def ratio(self, out: Tensor) -> Tensor:
         """Error over tolerance of some output [T, Hq, Dv]; infinite where it is not finite."""
-        off = (out.double() - self.truth).norm(dim=-1) / self.limit
+        off: Tensor = (out.double() - self.truth).norm(dim=-1) / (self.allowed * self.size)
         return off.nan_to_num(torch.inf, torch.inf)
 
     @property
@@ -100,6 +106,10 @@ class ShadowReport:
 
 def _size(oracle: OracleOutput) -> Tensor:
     return oracle.size.clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def _pooled(calls: Sequence[_Call]) -> float:
+    return float(torch.cat([c.honest.flatten() for c in calls]).square().mean().sqrt())
 
 
 def _ratio(call: _Call, pooled: float, dtype: torch.dtype) -> Tensor:
@@ -145,8 +155,9 @@ class ShadowObserver:
             self._calls.append(call)
             if self.watch is not None:
                 pooled = float(call.honest.square().mean().sqrt())
-                limit = allowed(call.honest, pooled, batch.query.dtype) * _size(oracle)
-                self.watch(SeenCall(layer, call.step, index, work, batch, k, v, out[rows], oracle.out, limit))
+                limit = allowed(call.honest, pooled, batch.query.dtype)
+                seen = SeenCall(layer, call.step, index, work, batch, k, v, out[rows], oracle.out, _size(oracle), limit)
+                self.watch(seen)
 
     def fork(self, parent: int, child: int) -> None:
         """``child`` has the past of ``parent``, as after ``PagedEngine.fork``."""
@@ -213,6 +224,7 @@ class ShadowObserver:
             phase=phase,
             step=self._steps - 1,
             seq=seq,
+            batch=batch.num_seqs,
             start=start,
             error=difference.norm(dim=-1) / size,
             honest=(honest.double() - oracle.out).norm(dim=-1) / size,
@@ -226,12 +238,21 @@ class ShadowObserver:
         """(layer, step, phase) of every judged call."""
         return ((c.layer, c.step, c.phase) for c in self._calls)
 
+    def facts(self, dtype: torch.dtype) -> Iterator[tuple[dict[str, str | int], bool]]:
+        """Of every judged call: what may matter of it, and whether it has a wrong row."""
+        if not self._calls:
+            return
+        pooled = _pooled(self._calls)
+        for c in self._calls:
+            known: dict[str, str | int] = {"phase": c.phase, "layer": c.layer, "length": c.start + len(c.error)}
+            known |= {"cached past": "some" if c.start else "none", "batch size": c.batch}
+            yield known, bool((_ratio(c, pooled, dtype) > 1).any())
+
     def report(self, dtype: torch.dtype) -> ShadowReport:
         """Judge all rows; ``dtype`` is the query's."""
         if not self._calls:
             return ShadowReport(0, 0.0, 0.0, 0.0, 0.0, 0, None, None, None, (), ())
-        honest = torch.cat([c.honest.flatten() for c in self._calls])
-        pooled = float(honest.square().mean().sqrt())
+        pooled = _pooled(self._calls)
         worst, largest, rel_max = None, -1.0, 0.0
         failing: list[tuple[int, int, int]] = []
         for call in self._calls:
@@ -252,7 +273,7 @@ class ShadowObserver:
                     int(call.worst_dim[token, head]),
                 )
         return ShadowReport(
-            rows=honest.numel(),
+            rows=sum(c.honest.numel() for c in self._calls),
             rel_l2_max=rel_max,
             honest_error=pooled,
             ratio=largest,
@@ -264,3 +285,7 @@ class ShadowObserver:
             failing_layers=tuple(sorted({f[0] for f in failing})),
             failing_heads=tuple(sorted({f[2] for f in failing})),
         )
+
+
+# Is shown every attention call of an engine, live.
+Watch = Callable[["PagedEngine", ShadowObserver, SeenCall], None]

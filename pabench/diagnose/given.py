@@ -73,7 +73,11 @@ def _same_scale(a: Tensor | None, b: Tensor | None) -> bool:
 def _shown(scale: Tensor | None) -> str:
     if scale is None:
         return "none"
-    return f"{float(scale):.4g}" if scale.ndim == 0 else f"one of {list(scale.shape)} beginning {float(scale.flatten()[0]):.4g}"
+    return (
+        f"{float(scale):.4g}"
+        if scale.ndim == 0
+        else f"one of {list(scale.shape)} beginning {float(scale.flatten()[0]):.4g}"
+    )
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -105,8 +109,10 @@ def wrong_contents(
         what = _what_lies_there(lying[bad[0]], expected, int(bad[0]), first)
         if scale is not None and torch.equal(lying, _as_bits(quantize(made, cache.dtype))):
             what = "it was written as if its scale were 1"
-        elif name == "V" and key.shape == value.shape and torch.equal(
-            lying, _as_bits(quantize(key, cache.dtype, batch.k_scale))
+        elif (
+            name == "V"
+            and key.shape == value.shape
+            and torch.equal(lying, _as_bits(quantize(key, cache.dtype, batch.k_scale)))
         ):
             what = "K lies there"
         message = (

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pabench.diagnose.structured import Content, shares, stored_raw
+from pabench.diagnose.structured import Content, shares, stored_raw, used_blocks
 from pabench_kernels.contract import PagedBatch
 
 HIGH_SCORE = 4.0  # a marked key weighs e⁴ times an unmarked one
@@ -57,7 +57,7 @@ def misreads(batch: PagedBatch, call: Call, seq: int) -> list[Misread]:
 
 @contextmanager
 def _pool_kept(batch: PagedBatch) -> Iterator[None]:
-    used = batch.block_table[batch.block_table >= 0].unique().long()
+    used = used_blocks(batch)
     pools = [stored_raw(batch.key_cache), stored_raw(batch.value_cache)]
     before = [pool[used].clone() for pool in pools]
     try:
@@ -136,11 +136,12 @@ def _slots(batch: PagedBatch, call: Call, seq: int) -> list[Misread]:
 
 def _foreign(batch: PagedBatch, call: Call, seq: int) -> list[Misread]:
     """Weight that no slot of the sequence gets: other slots, which hold zeros, take part in the softmax."""
+    # More than half as many again is no stray slot but another factor on V, as when fp8 is read as another kind.
     nothing = torch.zeros(int(batch.seq_lens[seq]), batch.num_kv_heads, dtype=torch.int64, device=batch.query.device)
     found, expected = shares(_quiet(batch), call, seq, Content(nothing, None, 1))
     more = (_weight(batch, seq)[..., None] * (expected / found - 1)).nan_to_num(0.0, 0.0, 0.0)
     unit = torch.finfo(batch.query.dtype).eps / 2
-    bad = more > 2 * COUNT_SLACK + ROUNDOFFS * unit * _weight(batch, seq)[..., None]
+    bad = (more < 0.5 * _weight(batch, seq)[..., None]) & (more > COUNT_SLACK + unit * _weight(batch, seq)[..., None])
     result = []
     for kv_head, mine in _by_kv_head(batch):
         wrong = bad[:, mine].any(0).flatten()

@@ -27,6 +27,12 @@ def stored_raw(cache: Tensor) -> Tensor:
     return cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
 
 
+def used_blocks(batch: PagedBatch) -> Tensor:
+    """Physical ids in the block table, int64, each once."""
+    ids: Tensor = torch.unique(batch.block_table[batch.block_table >= 0])
+    return ids.long()
+
+
 def shares(
     batch: PagedBatch, call: Callable[[PagedBatch], Tensor], seq: int, content: Content
 ) -> tuple[Tensor, Tensor]:
@@ -69,7 +75,7 @@ def shares(
 
 def _store(batch: PagedBatch, seq: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Write raw 0s and 1s into the blocks of ``seq``, zeros into all others. Returns K and V as they are read."""
-    used = batch.block_table[batch.block_table >= 0].unique().long()
+    used = used_blocks(batch)
     position = torch.arange(len(key), device=key.device)
     blocks = batch.block_table[seq, position // batch.block_size].long()
     there = blocks >= 0  # blocks behind the window may be freed
@@ -88,7 +94,7 @@ def _store(batch: PagedBatch, seq: int, key: Tensor, value: Tensor) -> tuple[Ten
 
 
 def _unit(batch: PagedBatch) -> Tensor:
-    """What a stored 1 in V reads as, fp64 [Hq, 1]; with a scale for every token there is no one unit, and 1 is taken."""
+    """What a stored 1 in V reads as, fp64 [Hq, 1]; 1 where every token has a scale of its own."""
     scale = batch.v_scale
     if scale is None or scale.ndim == 3:
         return torch.ones(batch.num_q_heads, 1, dtype=torch.float64, device=batch.query.device)

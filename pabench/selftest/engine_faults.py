@@ -51,8 +51,8 @@ def _write(change: Write) -> Callable[[PagedEngine], None]:
     def make(engine: PagedEngine) -> None:
         honest = engine.pool.write
 
-        def faulty(layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
-            change(honest, layer, key, value, slots)
+        def faulty(layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+            change(honest, layer, key, value, slot_mapping)
 
         engine.pool.write = faulty  # type: ignore[method-assign]
 
@@ -160,10 +160,10 @@ def _written_unscaled(engine: PagedEngine) -> None:
     pool = engine.pool
     honest, scales = pool.write, pool.scales
 
-    def faulty(layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    def faulty(layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
         pool.scales = None
         try:
-            honest(layer, key, value, slots)
+            honest(layer, key, value, slot_mapping)
         finally:
             pool.scales = scales
 
@@ -176,10 +176,10 @@ def _scales_not_passed(engine: PagedEngine) -> None:
     honest, told = pool.write, pool.scale
     writing = [False]
 
-    def faulty(layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    def faulty(layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
         writing[0] = True
         try:
-            honest(layer, key, value, slots)
+            honest(layer, key, value, slot_mapping)
         finally:
             writing[0] = False
 
@@ -196,10 +196,10 @@ def _scales_of_layer_zero(engine: PagedEngine) -> None:
     honest, told = pool.write, pool.scale
     writing = [False]
 
-    def faulty(layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    def faulty(layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
         writing[0] = True
         try:
-            honest(layer, key, value, slots)
+            honest(layer, key, value, slot_mapping)
         finally:
             writing[0] = False
 

@@ -21,7 +21,8 @@ def _decode_only(change: Callable[[PagedBatch], PagedBatch]) -> Callable[[PagedB
 
 
 def _without(*names: str) -> Callable[[Attention], Attention]:
-    return given(lambda batch: replace(batch, **dict.fromkeys(names)))
+    nothing: dict[str, Any] = dict.fromkeys(names)
+    return given(lambda batch: replace(batch, **nothing))
 
 
 def _lengths(change: Callable[[Tensor, PagedBatch], Tensor]) -> Callable[[Attention], Attention]:

@@ -72,9 +72,10 @@ def _merged_without_weights(probs: Tensor, row: Row) -> Tensor:
     if len(parts) == 1:
         return probs
     merged = torch.zeros_like(probs)
+    filled = sum((probs[..., part].sum(-1, keepdim=True) > 0).float() for part in parts)
     for part in parts:
         total = probs[..., part].sum(-1, keepdim=True)
-        merged[..., part] = torch.where(total > 0, probs[..., part] / total, 0.0) / len(parts)
+        merged[..., part] = torch.where(total > 0, probs[..., part] / total, 0.0) / filled
     return merged
 
 

@@ -1,0 +1,140 @@
+"""Where a model case goes wrong: the first wrong call, a close look at it, and what else must fail or pass with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from pabench.checks.drift import Drift, first_drift
+from pabench.checks.forensics import Forensics, examine
+from pabench.checks.model import ModelOutcome, OnFallback, judge
+from pabench.checks.naming import Cause, causes
+from pabench.checks.scenarios import SCENARIOS, Driver, Scenario, ScenarioResult, run_scenario
+from pabench.checks.shadow import SeenCall, ShadowObserver
+from pabench.diagnose.conditions import condition
+from pabench.engine.engine import PagedEngine
+from pabench.errors import CannotJudge
+from pabench.reference.run import ReferenceRun
+from pabench_kernels.dispatch import ContractBrokenError, Dispatcher
+from pabench_kernels.request import KernelRequest
+
+
+@dataclass
+class _Looker:
+    """Examines the first wrong attention call, and one wrong decode call of the same layer and sequence after it."""
+
+    request: KernelRequest
+    first: Forensics | None = None
+    later: Forensics | None = None
+    busy: bool = field(default=False)
+
+    def __call__(self, engine: PagedEngine, shadow: ShadowObserver, seen: SeenCall) -> None:
+        if self.busy or self.later is not None or not bool((seen.ratio(seen.out) > 1).any()):
+            return
+        first = self.first
+        if first is not None and (
+            seen.phase != "decode" or (seen.layer, seen.work.seq_id) != (first.layer, first.seq_id)
+        ):
+            return
+        self.busy = True
+        try:
+            found = examine(engine, shadow, self.request, seen)
+        finally:
+            self.busy = False
+        if first is None:
+            self.first = found
+        else:
+            self.later = found
+
+
+@dataclass(frozen=True)
+class Localization:
+    """``scenario`` is None where the plain run of the case already fails. ``causes``: most likely first."""
+
+    outcome: ModelOutcome
+    scenario: Scenario | None
+    results: tuple[ScenarioResult, ...]
+    first: Forensics | None
+    drift: Drift | None
+    causes: tuple[Cause, ...]
+    condition: str | None
+
+    @property
+    def wrong(self) -> bool:
+        return bool(self.causes)
+
+
+def localize(
+    reference: ReferenceRun,
+    request: KernelRequest,
+    *,
+    block_size: int,
+    token_budget: int,
+    stop_tokens: Iterable[int],
+    on_fallback: OnFallback = "fail",
+    progress: Callable[[str], None] = lambda _: None,
+    engine_type: type[PagedEngine] = PagedEngine,
+) -> Localization:
+    """Judge the case with a watcher on every attention call; where it passes, go through the scenarios too.
+
+    Raises ``CannotJudge`` where the kernel refuses the case. What a kernel raises passes through.
+    """
+    looker = _Looker(request)
+    outcome = judge(
+        reference,
+        request,
+        block_size=block_size,
+        token_budget=token_budget,
+        on_fallback=on_fallback,
+        stop_tokens=stop_tokens,
+        progress=progress,
+        engine_type=engine_type,
+        watch=looker,
+    )
+    if outcome.status == "SKIPPED":
+        raise CannotJudge(f"nothing to localize: {outcome.message}")
+    results: list[ScenarioResult] = []
+    where: Scenario | None = None
+    passed = outcome.status in ("PASS", "NEAR_TIE")
+    for scenario in SCENARIOS.values() if passed else ():
+        progress(f"scenario: {scenario.what}")
+        looker = _Looker(request)
+        result = _try(scenario, Driver(reference, Dispatcher(request), block_size, engine_type, looker))
+        results.append(result)
+        if not result.passed:
+            where = scenario
+            break
+    drift = None
+    unfinished = any(f.check == "contract" for f in outcome.findings)
+    if looker.first is None and not passed and not unfinished:
+        progress("comparing every module of the model")
+        drift = first_drift(Driver(reference, Dispatcher(request), block_size, engine_type))
+    failing = not passed or where is not None
+    return Localization(
+        outcome=outcome,
+        scenario=where,
+        results=tuple(results),
+        first=looker.first,
+        drift=drift,
+        causes=tuple(causes(outcome, looker.first, looker.later, where, drift)) if failing else (),
+        condition=_condition(outcome),
+    )
+
+
+def _try(scenario: Scenario, driver: Driver) -> ScenarioResult:
+    try:
+        return run_scenario(scenario, driver)
+    except ContractBrokenError as error:
+        dtype = driver.reference.path.loaded.model.dtype
+        return ScenarioResult(scenario, driver.shadow.report(dtype), driver.stats, str(error))
+
+
+def _condition(outcome: ModelOutcome) -> str | None:
+    """What separates the wrong attention calls of the plain run from the right ones."""
+    if outcome.candidate is None:
+        return None
+    dtype: torch.dtype = outcome.candidate.reference.path.loaded.model.dtype
+    facts = list(outcome.candidate.shadow.facts(dtype))
+    return condition([f for f, bad in facts if bad], [f for f, bad in facts if not bad])
