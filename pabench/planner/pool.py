@@ -81,7 +81,7 @@ def blocks_that_fit(budget: int, parts: Sequence[Group], sequences: int = 1, res
     slope, spent = sum(g.block_bytes for g in parts), 0
     for group in sorted((g for g in parts if g.limit is not None), key=lambda g: g.limit or 0):
         full = sequences * (group.limit or 0) + reserved
-        if (fitting := max(0, budget - spent) // slope) <= full:
+        if (fitting := max(0, budget - spent) // slope) < full:
             return fitting
         spent += full * group.block_bytes
         slope -= group.block_bytes

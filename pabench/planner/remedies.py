@@ -1,4 +1,4 @@
-"""What would have to change for a plan to fit: each remedy is planned, and offered only if it does."""
+"""What would have to change for a plan to fit: each remedy is planned, and offered only if it is enough."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def missing_bytes(plan: Plan) -> dict[str, int]:
 
 
 def remedies(plan: Plan) -> list[str]:
-    """One phrase each, the least intrusive first; empty if the plan fits."""
+    """One phrase each, mostly options to change; empty if the plan fits."""
     return [] if plan.fits else list(_remedies(plan))
 
 
@@ -35,15 +35,15 @@ def _remedies(plan: Plan) -> Iterator[str]:
         yield f"ask for at most the model's {limit:,} tokens, or plan with --cap none"
         return
     if request.layers != "best" and request.tp is None and len(plan.devices) > 1:
-        better = _try(replace(request, layers="best"))
-        if better is not None:
-            yield f"--layers {','.join(str(d.num_layers) for d in better.devices)}"
+        yield from _offer(None, replace(request, layers="best"), plan)
     if (utilization := _utilization(request)) is not None:
         yield f"--utilization {utilization:g}"
     if any(layer.window for layer in request.model.layers) and not request.paging.free_behind_window:
-        yield from _offer("--free-behind-window", replace(request.paging, free_behind_window=True), request)
+        freed = replace(request.paging, free_behind_window=True)
+        yield from _offer("--free-behind-window", replace(request, paging=freed), plan)
     if DTYPE_BYTES[request.paging.kv_dtype] > 1:
-        yield from _offer("--kv-dtype fp8", replace(request.paging, kv_dtype="fp8_e4m3"), request)
+        narrow = replace(request.paging, kv_dtype="fp8_e4m3")
+        yield from _offer("--kv-dtype fp8", replace(request, paging=narrow), plan)
     if request.context is not None and plan.guaranteed_tokens:
         yield f"--context {plan.guaranteed_tokens}"
     if request.sequences > 1 and (fewer := plan.concurrency(plan.asked_tokens)):
@@ -52,25 +52,36 @@ def _remedies(plan: Plan) -> Iterator[str]:
         yield f"{count:,} bytes more on {name}"
 
 
-def _offer(text: str, paging: object, request: PlanRequest) -> Iterator[str]:
-    if _try(replace(request, paging=paging)) is not None:  # type: ignore[arg-type]
+def _offer(text: str | None, changed: PlanRequest, plan: Plan) -> Iterator[str]:
+    """The change (None: the split it leads to), with the context that it makes possible if it is not enough alone."""
+    better = _try(changed)
+    if better is None:
+        return
+    text = text or f"--layers {','.join(str(d.num_layers) for d in better.devices)}"
+    if better.fits:
         yield text
+    elif changed.context is not None and better.guaranteed_tokens > plan.guaranteed_tokens:
+        yield f"{text} --context {better.guaranteed_tokens}"
 
 
 def _try(request: PlanRequest) -> Plan | None:
     try:
-        plan = make_plan(request)
+        return make_plan(request)
     except PabenchError:
         return None
-    return plan if plan.fits else None
 
 
 def _utilization(request: PlanRequest) -> float | None:
     """The smallest one, in hundredths, that fits; more memory never fits less, so bisect."""
     low, high = ceil(request.utilization * 100 + 1e-9), 100
-    if low > high or _try(replace(request, utilization=1.0)) is None:
+
+    def enough(hundredths: int) -> bool:
+        made = _try(replace(request, utilization=hundredths / 100))
+        return made is not None and made.fits
+
+    if low > high or not enough(high):
         return None
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if _try(replace(request, utilization=middle / 100)) else (middle + 1, high)
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
     return low / 100

@@ -42,8 +42,9 @@ def _terms(plan: Plan) -> list[str]:
     paging, model = plan.request.paging, plan.request.model
     elements, width = model.elements(), DTYPE_BYTES[paging.kv_dtype]
     scales = paging.scale_bytes(model.layers)
+    each = "1 byte" if width == 1 else f"{width} bytes"
     lines = [
-        f"a token: {elements:,} elements × {width} bytes = {plan.bytes_per_token:,} bytes in all layers",
+        f"a token: {elements:,} elements × {each} = {plan.bytes_per_token:,} bytes in all layers",
         f"a block: {paging.block_size} tokens"
         + (f" + {scales:,} bytes of scales" if scales else "")
         + f" = {plan.block_bytes:,} bytes ({size(plan.block_bytes)})",
