@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from pabench import __version__
 from pabench.cli import compare, report, run, schema
+from pabench.cli import compile as compile_
 from pabench.cli import list as list_
 from pabench.errors import PabenchError
 
@@ -64,4 +65,5 @@ app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("list")(list_.list_)
+app.command("compile")(compile_.compile_)
 app.command("schema")(schema.schema)

@@ -31,7 +31,15 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "pabench_kernels": TOOL_PACKAGES,
 }
 NO_TORCH = ("pabench.records", "pabench.results", "pabench.compare", "pabench.verdict", "pabench.environment")
-TORCHLESS = (*NO_TORCH, "pabench.report.table", "pabench.report.comparison", "pabench.suite", "pabench.models.catalog")
+TORCHLESS = (
+    *NO_TORCH,
+    "pabench.report.table",
+    "pabench.report.comparison",
+    "pabench.report.compile_table",
+    "pabench.suite",
+    "pabench.models.catalog",
+    "pabench.compilation.run",
+)
 
 
 def sources() -> Iterator[tuple[str, Path]]:
