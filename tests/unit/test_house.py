@@ -33,8 +33,8 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 }
 NO_TORCH = ("pabench.records", "pabench.results", "pabench.compare", "pabench.verdict", "pabench.environment")
 PLANNER = ("pabench.planner.ask", "pabench.planner.to_json", "pabench.report.plan_table")
-REPORTS = ("pabench.report.table", "pabench.report.comparison")
-TORCHLESS = (*NO_TORCH, *REPORTS, *PLANNER, "pabench.suite", "pabench.models.catalog")
+REPORTS = ("pabench.report.table", "pabench.report.comparison", "pabench.report.compile_table")
+TORCHLESS = (*NO_TORCH, *REPORTS, *PLANNER, "pabench.suite", "pabench.models.catalog", "pabench.compilation.run")
 
 
 def sources() -> Iterator[tuple[str, Path]]:
