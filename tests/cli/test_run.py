@@ -135,7 +135,7 @@ def test_an_unsupported_dtype_of_the_model_is_skipped_and_said_so(tmp_path, monk
             yield position, torch.full_like(row, float("inf"))
 
     monkeypatch.setattr(DensePath, "forced", overflows)
-    result = invoke(*TINY, "-o", str(tmp_path), "--json")
+    result = invoke(*TINY, "--in-process", "-o", str(tmp_path), "--json")
     (case,) = json.loads(result.stdout)["cases"]
     assert (result.exit_code, case["status"], case["reason"]) == (3, "SKIPPED", "reference_nonfinite")
 
