@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from pabench import __version__
-from pabench.cli import compare, report, run, schema
+from pabench.cli import compare, doctor, report, run, schema
 from pabench.cli import list as list_
 from pabench.errors import PabenchError
 
@@ -64,4 +64,5 @@ app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("list")(list_.list_)
+app.command("doctor")(doctor.doctor)
 app.command("schema")(schema.schema)

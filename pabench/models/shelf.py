@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 from typing import TYPE_CHECKING
 
+from pabench.memory import memory
 from pabench.models.load import LoadedModel, ModelSource, load_model
 
 if TYPE_CHECKING:
@@ -38,10 +38,7 @@ class ModelShelf:
         self.keep({dtype, wanted})
         if wanted not in self._loaded:
             parameters = sum(p.numel() for p in self.get(dtype).model.parameters())
-            if self.device == "cpu" and parameters * wanted.itemsize > _free_memory() / 2:
+            here = memory()
+            if self.device == "cpu" and here and parameters * wanted.itemsize > here.available_bytes / 2:
                 return None
         return self.get(wanted)
-
-
-def _free_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

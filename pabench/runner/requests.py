@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pabench.errors import UsageError
+from pabench.records import looks_absolute
 from pabench.runner.events import Began, Emit, Escaped, Result
 from pabench.runner.options import RunOptions
 from pabench.runner.worker import Worker, surroundings, wait_for
@@ -42,6 +43,8 @@ def describe_requests(kernels: Sequence[str], options: RunOptions) -> list[Reque
     for r in found:
         if isinstance(r, Refused):
             raise UsageError(r.sentence)
+        if looks_absolute(r.name):
+            raise UsageError(f"kernel '{r.name}' has a name that looks like an absolute path; rename it")
         if chosen.setdefault(r.name, r).files != r.files:
             raise UsageError(f"'{chosen[r.name].text}' and '{r.text}' would both be recorded as '{r.name}'; rename one")
     return list(chosen.values())

@@ -15,7 +15,7 @@ from pabench.cli import app as app_module
 from pabench.errors import CannotJudge
 
 runner = CliRunner()
-COMMANDS = ("run", "compare", "report", "list", "schema")
+COMMANDS = ("run", "compare", "report", "list", "doctor", "schema")
 
 
 def pabench(*args, code=None, **env):

@@ -22,6 +22,8 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "pabench": CHECKED,
     "pabench.__main__": (),
     "pabench.cli": (),
+    "pabench.doctor": ("pabench.cli",),  # judges a small batch as a run does
+    "pabench.testing": ("pabench.cli", "pabench.runner"),  # a front door beside the command line
     "pabench.runner": ("pabench.cli",),
     "pabench.checks": ("pabench.cli", "pabench.runner"),
     "pabench.engine": CHECKED,
@@ -31,7 +33,14 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "pabench_kernels": TOOL_PACKAGES,
 }
 NO_TORCH = ("pabench.records", "pabench.results", "pabench.compare", "pabench.verdict", "pabench.environment")
-TORCHLESS = (*NO_TORCH, "pabench.report.table", "pabench.report.comparison", "pabench.suite", "pabench.models.catalog")
+TORCHLESS = (
+    *NO_TORCH,
+    "pabench.report.doctor",
+    "pabench.report.table",
+    "pabench.report.comparison",
+    "pabench.suite",
+    "pabench.models.catalog",
+)
 
 
 def sources() -> Iterator[tuple[str, Path]]:

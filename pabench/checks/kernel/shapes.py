@@ -74,6 +74,11 @@ def shapes() -> tuple[Shape, ...]:
     return (*_named(), *_pairwise(), *_call_orders())
 
 
+def hand_picked() -> list[str]:
+    """Names of the shapes that are not drawn pairwise: one of each kind of trouble."""
+    return [shape.name for shape in (*_named(), *_call_orders())]
+
+
 def _decode(*lens: int) -> Seqs:
     return tuple((1, length) for length in lens)
 
