@@ -164,7 +164,7 @@ def alive(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_no_child_outlives_its_parent_whatever_the_kernel_does(tmp_path, end):
     shutil.copy(DYING, tmp_path)
     shutil.copy(DYING.parent / "kernels.py", tmp_path)
