@@ -144,6 +144,20 @@ def test_in_process_judges_the_same(tmp_path):
     assert both[0][1]["cases"] == both[1][1]["cases"]
 
 
+def test_the_peak_of_memory_is_that_of_the_children_too(tmp_path):
+    (tmp_path / "hog.py").write_text(
+        "import torch\nfrom pabench_kernels import get_kernel\n"
+        "def f(batch):\n"
+        "    torch.ones(150_000_000)\n"  # 600 MB of fp32
+        "    return batch.query\n"
+    )
+    peaks = [
+        run(tmp_path / "o", kernel, specs=SPARED)[1]["run"]["peak_rss_bytes"]
+        for kernel in ("torch_paged", f"{tmp_path}/hog.py:f")
+    ]
+    assert peaks[1] - peaks[0] > 500e6
+
+
 def test_another_environment_than_the_fork_servers_is_heeded(tmp_path, monkeypatch):
     """What torch and triton read when they are imported needs a child that imports them itself."""
     (tmp_path / "k.py").write_text(
