@@ -16,11 +16,12 @@ from typing import Literal
 from pabench import __version__
 from pabench.environment import core_count, cpu_model, device_name, installed, thread_count, triton_mode
 from pabench.errors import PabenchError
-from pabench.memory import memory
+from pabench.planner.providers import of_torch_device
 
 State = Literal["ok", "note", "bad"]
 _PACKAGES = ("torch", "triton", "transformers", "numpy", "lm-eval")
 _DTYPES = ("fp32", "bf16")
+_LITTLE_MEMORY = 2 << 30
 _HANG_TIMEOUT_S = 120.0  # a first compilation is slow
 _LIMITS = {
     "interpreter": (
@@ -90,7 +91,7 @@ def examine(device: str) -> Examination:
     require_device(device)
     mode = triton_mode(device)
     kernels = tuple(_kernels(device))
-    findings = (*_mode(device, mode), *_versions(), *_machine(), *_compiler(), *_caches(), *_models())
+    findings = (*_mode(device, mode), *_versions(), *_machine(device), *_compiler(), *_caches(), *_models())
     limits = _LIMITS[mode]
     if mode == "interpreter":
         limits += tuple(_wrong_in_interpreter())
@@ -116,19 +117,27 @@ def _versions() -> Iterator[Finding]:
         yield Finding("versions", package, "ok" if found else "note", found or "not installed")
 
 
-def _machine() -> Iterator[Finding]:
+def _machine(device: str) -> Iterator[Finding]:
     yield Finding("machine", "processor", "ok", cpu_model() or "unknown")
     cores, threads = core_count(), thread_count()
     spinning = (threads or 1) > 1 and os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive"
     hint = "; OMP_WAIT_POLICY=passive keeps them from spinning beside other work" if spinning else ""
     yield Finding("machine", "cores", "note" if spinning else "ok", f"{cores}, torch uses {threads} threads{hint}")
-    if (here := memory()) is None:
-        yield Finding("machine", "memory", "note", "this system does not say")
-        return
-    scarce = here.available_bytes < 2 << 30
-    text = f"{here.available_bytes / 2**30:.1f} GiB available of {here.total_bytes / 2**30:.1f} GiB"
-    text += f" (limit of the {here.limited_by})" + (": little for a real model" if scarce else "")
-    yield Finding("machine", "memory", "note" if scarce else "ok", text)
+    for name in dict.fromkeys(("cpu", device)):
+        yield _memory(name)
+
+
+def _memory(device: str) -> Finding:
+    """A container's limits are counted in."""
+    import torch
+
+    name, here = "memory" if device == "cpu" else f"{device} memory", of_torch_device(torch.device(device))
+    if here.total_bytes is None or here.used_bytes is None:
+        return Finding("machine", name, "note", f"unknown: {here.why}")
+    free = here.total_bytes - here.used_bytes
+    scarce = free < _LITTLE_MEMORY
+    text = f"{free / 2**30:.1f} GiB available of {here.total_bytes / 2**30:.1f} GiB"
+    return Finding("machine", name, "note" if scarce else "ok", text + (": little for a real model" if scarce else ""))
 
 
 def _compiler() -> Iterator[Finding]:

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from pabench import __version__
-from pabench.cli import compare, doctor, report, run, schema
+from pabench.cli import compare, doctor, plan, report, run, schema
 from pabench.cli import list as list_
 from pabench.errors import PabenchError
 
@@ -62,6 +62,7 @@ def _options(
 
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("plan")(plan.plan)
 app.command("report")(report.report)
 app.command("list")(list_.list_)
 app.command("doctor")(doctor.doctor)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from pabench.memory import memory
 from pabench.models.load import LoadedModel, ModelSource, load_model
+from pabench.planner.providers import cpu
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,13 @@ class ModelShelf:
         self.keep({dtype, wanted})
         if wanted not in self._loaded:
             parameters = sum(p.numel() for p in self.get(dtype).model.parameters())
-            here = memory()
-            if self.device == "cpu" and here and parameters * wanted.itemsize > here.available_bytes / 2:
+            if self.device == "cpu" and parameters * wanted.itemsize > _free_memory() / 2:
                 return None
         return self.get(wanted)
+
+
+def _free_memory() -> float:
+    """Bytes; infinite where the system does not say, for then nothing is refused."""
+    here = cpu()
+    known = here.total_bytes is not None and here.used_bytes is not None
+    return (here.total_bytes or 0) - (here.used_bytes or 0) if known else float("inf")
