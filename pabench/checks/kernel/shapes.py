@@ -67,7 +67,12 @@ def find_shape(text: str, block_size: int) -> Shape:
 @cache
 def shapes() -> tuple[Shape, ...]:
     """The whole table, hand-picked shapes first."""
-    return (*_named(), *_pairwise())
+    return (*_named(), *_pairwise(), *_call_orders())
+
+
+def hand_picked() -> list[str]:
+    """Names of the shapes that are not drawn pairwise: one of each kind of trouble."""
+    return [shape.name for shape in (*_named(), *_call_orders())]
 
 
 def _decode(*lens: int) -> Seqs:
@@ -120,6 +125,19 @@ def _named() -> tuple[Shape, ...]:
         Shape("padded-cache", ((1, 40), (6, 16), (1, 17)), layout="padded"),
         Shape("interleaved-cache", ((1, 40), (6, 16), (1, 17)), layout="interleaved"),
         Shape("ids-past-65536", _decode(40, 17), block_size=1, group=2, kv_heads=1, head_dim=32, min_blocks=65600),
+    )
+
+
+def _call_orders() -> tuple[Shape, ...]:
+    """Alike but for their lengths, a long batch before a short one and the other way round: what is left over from a
+    larger or a smaller call shows in the next."""
+    longer, shorter = ((1, 200), (1, 90), (1, 33)), ((1, 40), (1, 17), (1, 5))
+    return (
+        Shape("plan-larger", longer),
+        Shape("plan-smaller", shorter),
+        Shape("plan-larger-again", ((1, 210), (1, 95), (1, 36))),
+        Shape("plan-prefill-larger", ((50, 120), (33, 33), (17, 64))),
+        Shape("plan-prefill-smaller", ((5, 30), (3, 3), (7, 16))),
     )
 
 
