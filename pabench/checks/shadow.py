@@ -179,6 +179,15 @@ class ShadowObserver:
         """Drop what is kept of a freed sequence."""
         self._past = {key: past for key, past in self._past.items() if key[1] != seq}
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the K and V kept beside the pool."""
+        return sum(t.nbytes for kept in self._past.values() for t in kept)
+
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        return self.kv_dtype if self.scales is None else torch.float32
+
     def _stored(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """K and V as the cache would give them back, exactly (fp32 where quantised)."""
         if self.scales is None:
