@@ -4,6 +4,7 @@ wrong for this sequence alone too, is it wrong when repeated, and what does it r
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +16,12 @@ from pabench.diagnose.given import WrongInput, wrong_contents, wrong_format, wro
 from pabench.diagnose.reads import Call, Misread, misreads
 from pabench.diagnose.structured import stored_raw
 from pabench.engine.engine import PagedEngine
+from pabench.reference.oracle import attention_oracle
 from pabench_kernels.contract import PagedBatch
 from pabench_kernels.dispatch import Dispatcher, select_sequences
 from pabench_kernels.request import KernelRequest
+
+SHORTER_SLACK = 4.0  # × the tolerance, which was made for the whole length
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Forensics:
     inputs: tuple[WrongInput, ...]
     misreads: tuple[Misread, ...]
     alone: bool | None
+    alone_shorter: bool | None  # right for one token less, asked right after it came out right alone
     repeated: bool | None
     explanation: Explanation | None
     outsiders: bool  # right once nothing but zeros lies in slots of no sequence of the batch
@@ -79,6 +84,7 @@ def examine(engine: PagedEngine, shadow: ShadowObserver, request: KernelRequest,
         return Dispatcher(request)(changed, seen.layer)
 
     only, _ = select_sequences(batch, torch.tensor([seq], device=batch.query.device))
+    alone = _right(seen, call, only, 0) if batch.num_seqs > 1 else None
     return Forensics(
         layer=seen.layer,
         step=seen.step,
@@ -94,7 +100,8 @@ def examine(engine: PagedEngine, shadow: ShadowObserver, request: KernelRequest,
         ratio=float(ratio.max()),
         inputs=tuple(inputs),
         misreads=() if inputs else tuple(_misreads(batch, call, seq)),
-        alone=_right(seen, call, only, 0) if batch.num_seqs > 1 else None,
+        alone=alone,
+        alone_shorter=_right_when_shorter(seen, call, only) if alone and seen.phase == "decode" else None,
         repeated=_right(seen, call, batch, seq),
         explanation=None if inputs else explain_call(seen),
         outsiders=not inputs and _right_without_outsiders(seen, call),
@@ -154,6 +161,29 @@ def _right(seen: SeenCall, call: Call, batch: PagedBatch, row: int) -> bool | No
     except Exception:
         return None
     return bool((seen.ratio(out) <= 1).all())
+
+
+def _right_when_shorter(seen: SeenCall, call: Call, only: PagedBatch) -> bool | None:
+    """The same query over one key less: wrong only for a kernel that keeps something of the call before."""
+    length = len(seen.key) - 1
+    if length < 1:
+        return None
+    batch = replace(only, seq_lens=only.seq_lens - 1, max_seq_len=length)
+    arguments: dict[str, Any] = {
+        "query_positions": torch.tensor([length - 1], device=only.query.device),
+        "scale": batch.scale,
+        "causal": batch.causal,
+        "window": batch.sliding_window,
+        "alibi_slopes": batch.alibi_slopes,
+        "soft_cap": batch.logits_soft_cap,
+        "sinks": batch.sinks,
+    }
+    oracle = attention_oracle(batch.query, seen.key[:length], seen.value[:length], **arguments)
+    try:
+        off = (call(batch).double() - oracle.out).norm(dim=-1)
+    except Exception:
+        return None
+    return bool((off <= oracle.size * seen.allowed * SHORTER_SLACK).all())
 
 
 def _right_without_outsiders(seen: SeenCall, call: Call) -> bool:

@@ -58,6 +58,8 @@ def _causes(
         yield Cause("stale_read", 0.9, "it comes out right once slots that nobody owns hold zeros")
     if later is not None and (grown := _grown(first, later)) is not None:
         yield Cause("plan_reuse", 0.85, grown)
+    if first.alone_shorter is False:
+        yield Cause("plan_reuse", 0.85, "right for the sequence alone, then wrong for one token less: a plan is kept")
     if first.repeated:
         yield Cause("plan_reuse", 0.7, "the same call, made again, comes out right")
     explained = first.explanation
