@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}
+SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
 
 
 @pytest.mark.parametrize("arch", SHARED_BYTES)
@@ -26,7 +26,8 @@ def test_kernels_compile_for(arch: str, more: bool, repo: Path, tmp_path: Path) 
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     compiled = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {found["kernel"] for found in compiled} == {"decode_kernel", "prefill_kernel"}
+    assert {found["kernel"] for found in compiled} == {"attention_kernel", "merge_kernel", "cache_write_kernel"}
     for found in compiled:
         assert found["binary"] == ["hsaco" if arch == "gfx942" else "cubin"]
-        assert 0 < found["shared"] <= SHARED_BYTES[arch], found
+        assert found["shared"] <= SHARED_BYTES[arch], found
+        assert found["shared"] > 0 or found["kernel"] == "cache_write_kernel", "a tl.dot goes through shared memory"
