@@ -7,7 +7,7 @@ drift from what it launches, and a kernel has nothing to add to be compiled. Nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.errors import TritonError
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITFunction, KernelInterface
 
 from pabench_kernels.contract import Kernel, PagedBatch
 from pabench_kernels.resources import Resources, read_resources
@@ -115,9 +115,27 @@ def on_target(target: Target) -> Iterator[None]:
         yield
 
 
-def triton_functions(namespace: Mapping[str, Any]) -> list[str]:
-    """Names of the Triton functions in a module's namespace, defined there or imported."""
-    return sorted(n for n, v in namespace.items() if isinstance(v, JITFunction) or hasattr(v, "prune_configs"))
+def launches_triton(kernel: Kernel, batch: PagedBatch, target: Target) -> bool:
+    """Whether the kernel's file has a Triton function, or its launcher comes to launch one of another file's."""
+    namespace = getattr(kernel.fn, "__globals__", {})
+    if any(isinstance(v, JITFunction | KernelInterface) for v in namespace.values()):
+        return True
+    with on_target(target), _compiling_only(_FirstLaunch()):
+        try:
+            kernel(batch)
+        except _Launched:
+            return True
+        except Exception:  # it needs what is not there; whatever that is, it was no launch
+            return False
+    return False
+
+
+class _Launched(Exception):
+    """A launch was reached."""
+
+
+class _FirstLaunch(list[tuple[str, Any]]):
+    """Stands for "do not compile, only say that there is a launch"."""
 
 
 # What `compile_launches` has compiled so far; None while it is not at work.
@@ -144,6 +162,8 @@ def _take_over_launches() -> None:
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if _compiled is None:
             return launch(self, *args, grid=grid, warmup=warmup, **kwargs)
+        if isinstance(_compiled, _FirstLaunch):
+            raise _Launched
         try:
             found = launch(self, *args, grid=grid, warmup=True, **kwargs)
         except _REFUSALS as error:

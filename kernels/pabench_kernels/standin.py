@@ -1,4 +1,4 @@
-"""Tensors that stand in for a GPU's: they say they are on ``cuda:0`` and live on the CPU.
+"""Tensors that stand in for a GPU's: they say they are on ``cuda`` and live on the CPU.
 
 A launcher runs on them up to its launches, whatever it asks on the way (shapes, strides, views, new tensors, values),
 so that what is compiled is what it would launch. What is computed on them is never looked at.
@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pabench_kernels.target import Target
+from pabench_kernels.target import TARGETS, Target
 
-DEVICE = torch.device("cuda:0")
+_device = torch.device("cuda:0")  # one index per target: launchers may remember what they asked of a device
 
 
 class StandIn(Tensor):
-    """A CPU tensor whose ``device`` is ``cuda:0``. Operators keep the class."""
+    """A CPU tensor whose ``device`` is ``cuda:N``. Operators keep the class."""
 
-    device = property(lambda self: DEVICE)
+    device = property(lambda self: _device)
     is_cuda = property(lambda self: True)
     is_cpu = property(lambda self: False)
 
     def get_device(self) -> int:
-        return 0
+        return _device.index or 0
 
     def cpu(self, *args: Any, **kwargs: Any) -> Tensor:
         return self.as_subclass(Tensor)
@@ -77,20 +77,23 @@ def pretending(target: Target) -> Iterator[None]:
     )
     answers: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
+        "device_count": lambda: len(TARGETS),
+        "current_device": lambda: _device.index,
         "get_device_capability": lambda device=None: target.capability,
         "get_device_properties": lambda device=None: properties,
         "get_device_name": lambda device=None: target.name,
         "device": lambda device=None: nullcontext(),
         "synchronize": lambda device=None: None,
     }
-    before = {name: getattr(torch.cuda, name) for name in answers}
+    global _device
+    before, device = {name: getattr(torch.cuda, name) for name in answers}, _device
     try:
+        _device = torch.device("cuda", list(TARGETS).index(target.name))
         for name, answer in answers.items():
             setattr(torch.cuda, name, answer)
         with _Elsewhere():
             yield
     finally:
+        _device = device
         for name, answer in before.items():
             setattr(torch.cuda, name, answer)

@@ -41,7 +41,7 @@ class CompileReport:
     """All outcomes, in the order planned, and what was left out."""
 
     outcomes: tuple[CompileOutcome, ...]
-    not_triton: tuple[str, ...]  # registered kernels without a Triton function here
+    not_triton: tuple[str, ...]  # registered kernels that launch no Triton function here
     combinations: int  # in the full product
 
     @property
@@ -75,11 +75,11 @@ def compile_kernels(options: CompileOptions, watcher: CompileWatcher) -> Compile
     with workers() as pool:
         pool.grow(1)
         found = {name: _described(pool.workers[0], name, asked=bool(options.kernels)) for name in names}
-        phases_of = {name: d["phases"] for name, d in found.items() if d["triton_functions"]}
+        phases_of = {name: d["phases"] for name, d in found.items() if d["triton"]}
         others = tuple(name for name in names if name not in phases_of)
         if others and (options.kernels or not phases_of):
             raise CannotJudge(
-                f"kernel '{others[0]}' has nothing to compile: its file defines and imports no @triton.jit function; "
+                f"kernel '{others[0]}' has nothing to compile: it has and launches no @triton.jit function; "
                 "name a Triton kernel with -k"
             )
         cases = plan_cases(phases_of, *chosen, full=options.full)
@@ -95,11 +95,11 @@ def compile_kernels(options: CompileOptions, watcher: CompileWatcher) -> Compile
 
 
 def _described(worker: Worker, name: str, *, asked: bool) -> dict[str, Any]:
-    """Phases and Triton functions; none of a kernel that nobody asked for and whose library is not installed."""
+    """Phases, and whether it is a Triton kernel: not one that nobody asked for and whose library is not installed."""
     try:
         answer = worker.ask({"op": "describe", "kernel": name})
     except WorkerDiedError as error:
         raise ExecutionError(f"kernel '{name}' cannot be loaded: {error}; {worker.log().strip()[-500:]}") from error
     if "unknown" in answer and asked:
         raise UsageError(answer["unknown"])
-    return {"triton_functions": [], **answer}
+    return {"triton": False, **answer}

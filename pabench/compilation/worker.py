@@ -14,15 +14,16 @@ from functools import cache
 from typing import Any
 
 from pabench.compilation.batches import build, supported_features
+from pabench.compilation.cases import DEFAULT_HEAD_DIMS
 from pabench_kernels.aot import (
     CompilerCrashedError,
     CompilerRefusedError,
     LauncherFailedError,
     aim_at,
     compile_launches,
+    launches_triton,
     on_target,
     one_line,
-    triton_functions,
 )
 from pabench_kernels.contract import Kernel
 from pabench_kernels.registry import UnknownKernelError, get_kernel
@@ -42,13 +43,14 @@ def main() -> None:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """``phases`` and ``triton_functions`` of a kernel, or ``unknown`` with the sentence why there is none."""
+    """``phases`` of a kernel and whether it is ``triton``, or ``unknown`` with the sentence why there is none."""
     try:
         kernel = _kernel(name)
     except UnknownKernelError as error:
         return {"unknown": str(error)}
-    namespace = getattr(kernel.fn, "__globals__", {})
-    return {"phases": sorted(kernel.phases), "triton_functions": triton_functions(namespace)}
+    phases, target = sorted(kernel.phases), next(iter(TARGETS.values()))
+    batch = build(phases[0], "fp16", "fp16", DEFAULT_HEAD_DIMS[0])
+    return {"phases": phases, "triton": launches_triton(kernel, batch, target)}
 
 
 def compile_one(

@@ -39,7 +39,10 @@ def test_what_is_made_from_it_is_on_the_gpu_too(make):
 
 def test_torch_cuda_answers_for_the_target_and_only_inside():
     before = torch.cuda.get_device_capability
+    with pretending(TARGETS["sm_90"]):
+        other = standin(torch.ones(1)).device
     with pretending(TARGETS["sm_80"]):
+        assert standin(torch.ones(1)).device != other  # an answer remembered by device is right for this one only
         assert torch.cuda.get_device_capability() == (8, 0)
         assert torch.cuda.get_device_properties("cuda").multi_processor_count == 108
     assert torch.cuda.get_device_capability is before
