@@ -23,7 +23,7 @@ MAX_ROWS = 128  # of a tile; more query heads or tokens take more tiles
 MAX_ACCUMULATOR = 16384  # fp32 numbers of a tile; more would spill registers
 MIN_DOT = 16  # tensor cores take no smaller tile
 MAX_INTERPRETED_TILE = 1 << 20  # elements; Triton allows no larger tensor
-MAX_FP32_ROWS = 32
+MAX_FP32_ROWS = 16  # more spill kilobytes, and Triton 3.6 refuses 32 rows × 16 keys
 INTERPRETED_PROGRAM = 100_000  # what one more program costs, in loaded elements
 QUERY_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
