@@ -15,7 +15,7 @@ from pabench.report.words import breakable
 _STYLES = {"PASS": "green", "FAIL": "bold red", "ERROR": "bold magenta", "INCONCLUSIVE": "yellow"}
 _WORDS = {"PASS": "ok", "INCONCLUSIVE": "open"}
 _KIB = 1024
-_NAME_WIDTH = 14
+_NAME_WIDTH = 9
 
 
 def print_compiled(report: Mapping[str, Any], console: Console) -> None:
