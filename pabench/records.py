@@ -26,6 +26,8 @@ from pabench.record_groups import (
     FreeForm,
     Group,
     Logits,
+    Memory,
+    MemoryItem,
     NoiseFloor,
     Num,
     OracleKld,
@@ -58,6 +60,8 @@ __all__ = [
     "Gate",
     "Git",
     "Logits",
+    "Memory",
+    "MemoryItem",
     "NoiseFloor",
     "OracleKld",
     "Proof",
@@ -116,6 +120,7 @@ class Record(Group):
     timing: Timing | None = None
     bandwidth: Bandwidth | None = None
     diagnosis: Diagnosis | None = None
+    memory: Memory | None = None
     duration_s: Num | None = None
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pabench.checks.candidate import CandidateRun
+from pabench.checks.memory import measure
 from pabench.checks.model import ModelOutcome
 from pabench.checks.shadow import ShadowReport
 from pabench.checks.tokens import prefix_match
@@ -21,6 +22,7 @@ from pabench.records import (
     Fallback,
     FirstDivergence,
     Logits,
+    Memory,
     NoiseFloor,
     OracleKld,
     TokenClasses,
@@ -32,7 +34,8 @@ from pabench_kernels.dispatch import Dispatcher
 
 
 def record_groups(outcome: ModelOutcome) -> dict[str, Any]:
-    """The groups execution, accuracy, logits, tokens and diagnosis of the record; None where nothing was measured."""
+    """The groups execution, accuracy, logits, tokens, diagnosis and memory of the record; None where nothing was
+    measured."""
     candidate = outcome.candidate
     return {
         "execution": execution_group(outcome.dispatcher),
@@ -40,7 +43,14 @@ def record_groups(outcome: ModelOutcome) -> dict[str, Any]:
         "logits": None if candidate is None else _logits(candidate),
         "tokens": None if candidate is None else _tokens(candidate, outcome),
         "diagnosis": _diagnosis(outcome),
+        "memory": None if candidate is None else _memory(candidate),
     }
+
+
+def _memory(candidate: CandidateRun) -> Memory:
+    pool = candidate.engine.pool
+    loaded = candidate.reference.path.loaded
+    return measure(candidate.memory, loaded, [*pool.keys, *pool.values], candidate.shadow.kept_bytes)
 
 
 def execution_group(dispatcher: Dispatcher) -> Execution:

@@ -28,18 +28,13 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "pabench.reference": CHECKED,
     "pabench.diagnose": CHECKED,
     "pabench.models": CHECKED,
+    "pabench.planner": (*CHECKED, "pabench.engine", "pabench.reference", "pabench.report"),
     "pabench_kernels": TOOL_PACKAGES,
 }
 NO_TORCH = ("pabench.records", "pabench.results", "pabench.compare", "pabench.verdict", "pabench.environment")
-TORCHLESS = (
-    *NO_TORCH,
-    "pabench.report.table",
-    "pabench.report.comparison",
-    "pabench.report.compile_table",
-    "pabench.suite",
-    "pabench.models.catalog",
-    "pabench.compilation.run",
-)
+PLANNER = ("pabench.planner.ask", "pabench.planner.to_json", "pabench.report.plan_table")
+REPORTS = ("pabench.report.table", "pabench.report.comparison", "pabench.report.compile_table")
+TORCHLESS = (*NO_TORCH, *REPORTS, *PLANNER, "pabench.suite", "pabench.models.catalog", "pabench.compilation.run")
 
 
 def sources() -> Iterator[tuple[str, Path]]:
