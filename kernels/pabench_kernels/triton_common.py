@@ -19,6 +19,8 @@ from pabench_kernels.contract import PagedBatch
 MAX_HEAD_DIM = 256
 MIN_DOT = 16  # tensor cores take no smaller tile
 MAX_INTERPRETED_TILE = 1 << 20  # elements; Triton allows no larger tensor
+MAX_ACCUMULATOR = 16384  # fp32 numbers of a program; more would spill registers
+MAX_FP32_ROWS = 16  # more spill kilobytes, and Triton 3.6 refuses 32 rows × 16 keys
 INTERPRETED_PROGRAM = 100_000  # what one more program costs, in loaded elements
 QUERY_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -107,10 +109,15 @@ class Tiling:
 
 
 def gpu_tiling(rows: int, dim: int, itemsize: int) -> Tiling:
-    """``rows`` query rows of padded width ``dim``; a K or V tile takes at most 16 KiB of shared memory a stage."""
-    keys = max(16, min(64, 8192 // (dim * itemsize // 2)))
-    stages = 1 if itemsize == 4 else 2
-    return Tiling(1, rows, keys, 4 if rows * dim <= 8192 else 8, stages)
+    """At most ``rows`` query rows of padded width ``dim``, so few that neither registers nor shared memory run out.
+
+    `pabench compile` shows what a change here costs. A K or V tile takes at most 16 KiB of shared memory a stage.
+    """
+    if itemsize == 4:  # no tensor core takes fp32 exactly: a thread holds its operands in registers
+        return Tiling(1, min(rows, MAX_FP32_ROWS), max(16, min(32, 2048 // dim)), 4, 1)
+    rows = min(rows, MAX_ACCUMULATOR // dim)
+    keys = max(16, min(64, 8192 // dim))
+    return Tiling(1, rows, keys, 4 if rows * dim < 8192 else 8, 2)
 
 
 def interpreted_pairs(batch: PagedBatch, rows: int, keys: int) -> int:

@@ -32,7 +32,6 @@ from pabench_kernels.triton_common import (
 
 NAME = "triton_prefill"
 MAX_ROWS = 128
-MAX_ACCUMULATOR = 16384  # fp32 numbers; more would spill registers
 INTERPRETED_ROWS = 512
 INTERPRETED_KEYS = 256
 
@@ -210,9 +209,7 @@ def prefill_kernel(
 def _tiling(batch: PagedBatch) -> Tiling:
     rows = max(MIN_DOT, triton.next_power_of_2(batch.max_query_len * batch.group_size))
     if not interpreting():
-        dim = padded(max(batch.head_dim, batch.head_dim_v))
-        most = min(MAX_ROWS, MAX_ACCUMULATOR // dim // (batch.query.itemsize // 2))
-        return gpu_tiling(min(most, rows), dim, batch.query.itemsize)
+        return gpu_tiling(min(MAX_ROWS, rows), padded(max(batch.head_dim, batch.head_dim_v)), batch.query.itemsize)
     rows = min(INTERPRETED_ROWS, rows)
     keys = max(MIN_DOT, min(INTERPRETED_KEYS, triton.next_power_of_2(batch.max_seq_len)))
     pairs = interpreted_pairs(batch, rows, keys)

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from pabench import __version__
 from pabench.cli import compare, doctor, plan, report, run, schema
+from pabench.cli import compile as compile_
 from pabench.cli import list as list_
 from pabench.errors import PabenchError
 
@@ -65,5 +66,6 @@ app.command("compare")(compare.compare)
 app.command("plan")(plan.plan)
 app.command("report")(report.report)
 app.command("list")(list_.list_)
+app.command("compile")(compile_.compile_)
 app.command("doctor")(doctor.doctor)
 app.command("schema")(schema.schema)

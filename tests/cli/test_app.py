@@ -16,7 +16,7 @@ from pabench.cli import app as app_module
 from pabench.errors import CannotJudge
 
 runner = CliRunner()
-COMMANDS = ("run", "compare", "plan", "report", "list", "doctor", "schema")
+COMMANDS = ("run", "compare", "plan", "report", "list", "compile", "doctor", "schema")
 
 
 def pabench(*args, code=None, **env):

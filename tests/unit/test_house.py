@@ -35,8 +35,13 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 }
 NO_TORCH = ("pabench.records", "pabench.results", "pabench.compare", "pabench.verdict", "pabench.environment")
 PLANNER = ("pabench.planner.ask", "pabench.planner.to_json", "pabench.report.plan_table")
-REPORTS = ("pabench.report.table", "pabench.report.comparison", "pabench.report.doctor")
-TORCHLESS = (*NO_TORCH, *REPORTS, *PLANNER, "pabench.suite", "pabench.models.catalog")
+REPORTS = (
+    "pabench.report.table",
+    "pabench.report.comparison",
+    "pabench.report.compile_table",
+    "pabench.report.doctor",
+)
+TORCHLESS = (*NO_TORCH, *REPORTS, *PLANNER, "pabench.suite", "pabench.models.catalog", "pabench.compilation.run")
 
 
 def sources() -> Iterator[tuple[str, Path]]:

@@ -1,20 +1,16 @@
 """Awkward shapes, each with a readable id: the ones that broke kernels before, then a table in which any two values of
 lengths, phase, heads, head_dim, block size, feature, scales and layout meet at least once. No torch.
-
-Chosen pairwise and not as a full product, by the greedy covering array of AETG (Cohen et al., 1997).
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations
 from typing import Any, Literal
 
 from pabench.batch_spec import Seqs, format_batch_spec, parse_batch_spec
 from pabench.errors import UsageError, did_you_mean
+from pabench.pairwise import covering_rows
 
 Layout = Literal["plain", "padded", "interleaved"]
 MAX_WORK = 20_000_000  # multiply-adds of q·k in one case: what keeps the whole table within minutes on two cores
@@ -158,26 +154,6 @@ _LAYOUTS = ("plain", "padded", "interleaved")
 def _pairwise() -> tuple[Shape, ...]:
     rows = covering_rows((_PHASES, _LENGTHS, _HEADS, _HEAD_DIMS, _BLOCK_SIZES, _FEATURES, _SCALES, _LAYOUTS))
     return tuple(_shape(*row) for row in rows)
-
-
-def covering_rows(factors: Sequence[Sequence[Any]], seed: int = 0, candidates: int = 20) -> list[tuple[Any, ...]]:
-    """Rows in which every pair of values of two factors occurs; the same for the same arguments."""
-    rng = random.Random(seed)
-    places = list(combinations(range(len(factors)), 2))
-    open_pairs = {(i, j, a, b) for i, j in places for a in range(len(factors[i])) for b in range(len(factors[j]))}
-    rows = []
-    while open_pairs:
-        i, j, a, b = min(open_pairs)
-        best: tuple[int, list[int]] = (-1, [])
-        for _ in range(candidates):
-            row = [rng.randrange(len(f)) for f in factors]
-            row[i], row[j] = a, b
-            gain = sum((m, n, row[m], row[n]) in open_pairs for m, n in places)
-            best = max(best, (gain, row), key=lambda x: x[0])
-        row = best[1]
-        open_pairs -= {(m, n, row[m], row[n]) for m, n in places}
-        rows.append(tuple(f[k] for f, k in zip(factors, row, strict=True)))
-    return rows
 
 
 def _shape(
