@@ -47,7 +47,9 @@ def load_file(path: str, function: str) -> Kernel:
 
 
 def as_kernel(fn: Callable[..., Any], name: str) -> Kernel:
-    """Wrap a plain function ``fn(batch) -> Tensor`` with its optional attributes ``unsupported`` and ``phases``.
+    """Wrap a plain function ``fn(batch) -> Tensor`` with its optional attributes.
+
+    They are ``unsupported``, ``phases`` and ``per_token_scales`` (true if it takes scales [NB, BS, Hkv]).
 
     Raises ``LookupError`` if ``phases`` names anything but prefill and decode.
     """
@@ -70,6 +72,7 @@ def as_kernel(fn: Callable[..., Any], name: str) -> Kernel:
         fn=fn,
         phases=phases,
         declared_limits=limits,
+        per_token_scales=bool(getattr(fn, "per_token_scales", False)),
         stranger=True,
         has_lse=has_lse,
     )

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from pabench.compilation.cases import chosen_head_dims, chosen_precisions, chosen_targets, plan_cases
 from pabench.compilation.outcome import CompileOutcome, summary
 from pabench.compilation.pool import Worker, WorkerDiedError, compile_cases, workers
+from pabench.compilation.writers import WRITERS
 from pabench.environment import core_count, installed
 from pabench.errors import CannotJudge, ExecutionError, UsageError
 from pabench_kernels.registry import UnknownKernelError, kernel_names
@@ -68,7 +69,7 @@ def compile_kernels(options: CompileOptions, watcher: CompileWatcher) -> Compile
     if find_spec("triton") is None:
         raise CannotJudge("triton is not installed, so nothing can be compiled; install it (Linux only)")
     try:
-        names = tuple(dict.fromkeys(options.kernels or kernel_names()))
+        names = tuple(dict.fromkeys(options.kernels or (*kernel_names(), *WRITERS)))
     except UnknownKernelError as error:
         raise UsageError(str(error)) from error
     watcher.note("looking for Triton functions")

@@ -89,7 +89,7 @@ def test_a_pool_of_another_size_shows(tiny):
 
 def test_a_run_whose_pool_does_not_fit_cannot_be_judged(tmp_path, monkeypatch):
     device_of(monkeypatch, total_bytes=1 * MIB)
-    result = CliRunner().invoke(app, [*RUN, str(tmp_path)])
+    result = CliRunner().invoke(app, [*RUN, str(tmp_path), "--in-process"])
     (case,) = json.loads(result.stdout)["cases"]
     assert (result.exit_code, case["status"], case["reason"]) == (3, "INCONCLUSIVE", "cannot_judge")
     assert "the block pool does not fit into cpu" in case["message"]
