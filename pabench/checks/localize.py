@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from pabench.checks.drift import Drift, first_drift
 from pabench.checks.forensics import Forensics, examine
@@ -13,12 +15,22 @@ from pabench.checks.model import ModelOutcome, OnFallback, judge
 from pabench.checks.naming import Cause, causes
 from pabench.checks.scenarios import SCENARIOS, Driver, Scenario, ScenarioResult, run_scenario
 from pabench.checks.shadow import SeenCall, ShadowObserver
+from pabench.checks.shrink import shrink
 from pabench.diagnose.conditions import condition
 from pabench.engine.engine import PagedEngine
 from pabench.errors import CannotJudge
 from pabench.reference.run import ReferenceRun
+from pabench_kernels.contract import PagedBatch
 from pabench_kernels.dispatch import ContractBrokenError, Dispatcher
 from pabench_kernels.request import KernelRequest
+
+
+@dataclass(frozen=True)
+class SmallCall:
+    """The first wrong call, shrunk; ``fault`` is what it is called by itself."""
+
+    batch: PagedBatch
+    fault: str
 
 
 @dataclass
@@ -26,27 +38,48 @@ class _Looker:
     """Examines the first wrong attention call, and one wrong decode call of the same layer and sequence after it."""
 
     request: KernelRequest
+    shrink: bool
+    progress: Callable[[str], None]
     first: Forensics | None = None
     later: Forensics | None = None
-    busy: bool = field(default=False)
+    number: int = 0  # which prefill chunk or decode step of its sequence ``first`` is
+    root: int = 0  # the sequence that its sequence was forked from, if it was
+    small: SmallCall | None = None
+    _numbers: Counter[tuple[int, str]] = field(default_factory=Counter)
+    _busy: bool = False
 
     def __call__(self, engine: PagedEngine, shadow: ShadowObserver, seen: SeenCall) -> None:
-        if self.busy or self.later is not None or not bool((seen.ratio(seen.out) > 1).any()):
+        if self._busy:
+            return
+        if seen.layer == 0:
+            self._numbers[seen.work.seq_id, seen.phase] += 1
+        if self.later is not None or not bool((seen.ratio(seen.out) > 1).any()):
             return
         first = self.first
         if first is not None and (
             seen.phase != "decode" or (seen.layer, seen.work.seq_id) != (first.layer, first.seq_id)
         ):
             return
-        self.busy = True
+        self._busy = True
         try:
             found = examine(engine, shadow, self.request, seen)
-        finally:
-            self.busy = False
-        if first is None:
+            if first is not None:
+                self.later = found
+                return
             self.first = found
-        else:
-            self.later = found
+            self.number = self._numbers[seen.work.seq_id, seen.phase] - 1
+            self.root = [seen.work.seq_id, *shadow.forked_from(seen.work.seq_id)][-1]
+            if self.shrink and not found.inputs:
+                self.small = self._shrunk(seen)
+        finally:
+            self._busy = False
+
+    def _shrunk(self, seen: SeenCall) -> SmallCall | None:
+        def call(batch: PagedBatch) -> Tensor:
+            return Dispatcher(self.request)(batch, seen.layer)
+
+        found = shrink(seen.batch, call, self.progress)
+        return None if found is None else SmallCall(*found)
 
 
 @dataclass(frozen=True)
@@ -57,6 +90,9 @@ class Localization:
     scenario: Scenario | None
     results: tuple[ScenarioResult, ...]
     first: Forensics | None
+    number: int
+    root: int
+    small: SmallCall | None
     drift: Drift | None
     causes: tuple[Cause, ...]
     condition: str | None
@@ -76,12 +112,15 @@ def localize(
     on_fallback: OnFallback = "fail",
     progress: Callable[[str], None] = lambda _: None,
     engine_type: type[PagedEngine] = PagedEngine,
+    shrunk: bool = False,
 ) -> Localization:
     """Judge the case with a watcher on every attention call; where it passes, go through the scenarios too.
 
+    ``shrunk``: make the first wrong call small, for a repro file.
+
     Raises ``CannotJudge`` where the kernel refuses the case. What a kernel raises passes through.
     """
-    looker = _Looker(request)
+    looker = _Looker(request, shrunk, progress)
     outcome = judge(
         reference,
         request,
@@ -100,7 +139,7 @@ def localize(
     passed = outcome.status in ("PASS", "NEAR_TIE")
     for scenario in SCENARIOS.values() if passed else ():
         progress(f"scenario: {scenario.what}")
-        looker = _Looker(request)
+        looker = _Looker(request, shrunk, progress)
         result = _try(scenario, Driver(reference, Dispatcher(request), block_size, engine_type, looker))
         results.append(result)
         if not result.passed:
@@ -117,6 +156,9 @@ def localize(
         scenario=where,
         results=tuple(results),
         first=looker.first,
+        number=looker.number,
+        root=looker.root,
+        small=looker.small,
         drift=drift,
         causes=tuple(causes(outcome, looker.first, looker.later, where, drift)) if failing else (),
         condition=_condition(outcome),

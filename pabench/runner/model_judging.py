@@ -58,7 +58,7 @@ def judge_models(job: ModelJob, emit: Emit) -> Iterator[Record]:
 
 def _reference(shelf: ModelShelf, precision: Precision, job: ModelJob, note: Callable[[str], None]) -> ReferenceRun:
     loaded = shelf.get(TORCH_DTYPES[precision.dtype])
-    token_ids = [_tokenize(loaded, prompt, job.suite) for prompt in job.prompts]
+    token_ids = [tokenize(loaded, prompt, job.suite) for prompt in job.prompts]
     oracle = shelf.oracle(loaded.model.dtype)
     return run_reference(
         loaded,
@@ -70,7 +70,7 @@ def _reference(shelf: ModelShelf, precision: Precision, job: ModelJob, note: Cal
     )
 
 
-def _tokenize(loaded: LoadedModel, prompt: Prompt, suite: Suite) -> list[int]:
+def tokenize(loaded: LoadedModel, prompt: Prompt, suite: Suite) -> list[int]:
     """Token ids; a bank prompt is cut to the suite's length, a user's own is refused if the model cannot hold it."""
     ids: list[int] = list(loaded.tokenizer(prompt.text)["input_ids"])
     if prompt.kind != "file":
@@ -86,7 +86,7 @@ def _tokenize(loaded: LoadedModel, prompt: Prompt, suite: Suite) -> list[int]:
     return ids
 
 
-def _stop_tokens(loaded: LoadedModel) -> list[int]:
+def stop_tokens(loaded: LoadedModel) -> list[int]:
     config = getattr(loaded.model, "generation_config", None)
     eos = getattr(config, "eos_token_id", None)
     if eos is None:
@@ -118,7 +118,7 @@ def _judge_one(
                 block_size=case.block_size,
                 token_budget=job.suite.token_budget,
                 on_fallback=job.on_fallback,
-                stop_tokens=_stop_tokens(reference.path.loaded),
+                stop_tokens=stop_tokens(reference.path.loaded),
                 progress=lambda text: emit(Note(f"{case.model} {case.precision.asked} {case.kernel}: {text}")),
             )
     except KeyboardInterrupt:

@@ -1,0 +1,141 @@
+"""``pabench localize``: one model, one kernel, one precision, looked at closely in a child process."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pabench.cases import Precision, precisions
+from pabench.errors import PabenchError, UsageError
+from pabench.localization import LocalizationReport, ReproFile
+from pabench.models.load import ModelSource, require_device, resolve_model
+from pabench.prompts import Prompt, choose, read_prompts
+from pabench.runner.events import Began, Emit, Note
+from pabench.runner.one_job import Refusal, run_job
+from pabench.runner.options import RunOptions, Watcher
+from pabench.runner.requests import describe_requests
+from pabench.runner.worker import start_server
+from pabench.suite import Suite
+
+
+@dataclass(frozen=True)
+class LocalizeJob:
+    suite: Suite
+    source: ModelSource
+    kernel_text: str
+    precision: Precision
+    prompts: tuple[Prompt, ...]
+    options: RunOptions
+    repro: Path | None  # a file; None: none is written
+
+
+def localize_case(suite: Suite, options: RunOptions, watcher: Watcher, repro: Path | None) -> LocalizationReport:
+    """``suite`` must name one model, one kernel and one dtype. Raises ``PabenchError`` for what cannot be done."""
+    if not options.in_process:
+        start_server(("model",))
+    require_device(options.device)
+    kinds = (("-m", suite.models), ("-k", suite.kernels), ("--dtype", suite.dtypes))
+    for flag, given in kinds:
+        if len(given) != 1:
+            raise UsageError(f"localize looks at one case; {flag} must name one, got {', '.join(given) or 'none'}")
+    (request,) = describe_requests(suite.kernels, options)
+    (model,) = suite.models
+    (precision,) = precisions(suite)
+    chosen = read_prompts(options.prompts_file) if options.prompts_file else choose(suite.prompts.kinds, options.seed)
+    source = resolve_model(model, offline=options.offline)
+    job = LocalizeJob(suite, source, request.text, precision, tuple(chosen), options, repro)
+    found = run_job(localize_job, job, watcher, hang_timeout_s=options.hang_timeout_s, in_process=options.in_process)
+    assert isinstance(found, LocalizationReport)
+    return found
+
+
+def localize_job(job: LocalizeJob, emit: Emit) -> Iterator[LocalizationReport | Refusal]:
+    """What runs in the child."""
+    emit(Began("localize"))
+    try:
+        yield _localize(job, emit)
+    except PabenchError as error:
+        yield Refusal(error)
+
+
+def _localize(job: LocalizeJob, emit: Emit) -> LocalizationReport:
+    from pabench.checks.localize import localize
+    from pabench.checks.localize_report import report_of
+    from pabench.models.shelf import ModelShelf
+    from pabench.reference.run import run_reference
+    from pabench.runner.model_judging import stop_tokens, tokenize
+    from pabench.torch_dtypes import TORCH_DTYPES
+    from pabench_kernels.request import parse_request
+
+    def note(text: str) -> None:
+        emit(Note(text))
+
+    precision = job.precision
+    note(f"loading {job.source.name}")
+    loaded = ModelShelf(job.source, job.options.device).get(TORCH_DTYPES[precision.dtype])
+    request = parse_request(job.kernel_text)
+    reference = run_reference(
+        loaded,
+        [tokenize(loaded, prompt, job.suite) for prompt in job.prompts],
+        job.suite.max_new_tokens,
+        kv_dtype=TORCH_DTYPES[precision.kv_dtype] if precision.quantized else None,
+        progress=note,
+    )
+    try:
+        found = localize(
+            reference,
+            request,
+            block_size=job.suite.block_size,
+            token_budget=job.suite.token_budget,
+            stop_tokens=stop_tokens(loaded),
+            on_fallback=job.options.on_fallback,
+            progress=note,
+            shrunk=job.repro is not None,
+        )
+    finally:
+        reference.close()
+    repro, why_not = None, None
+    if job.repro is not None and found.first is not None:
+        if found.first.inputs:
+            why_not = "the kernel was given wrong inputs, so there is no call of it to replay"
+        elif found.small is None:
+            why_not = "by itself the call comes out right: the failure depends on something outside of it"
+        else:
+            repro = _write(job, found.small, request.name, found.first.layer)
+    return report_of(
+        found,
+        model=job.source.name,
+        kernel=request.name,
+        dtype=precision.dtype,
+        kv_dtype=precision.kv_dtype,
+        block_size=job.suite.block_size,
+        prompts=[p.id for p in job.prompts],
+        repro=repro,
+        repro_note=why_not,
+    )
+
+
+def _write(job: LocalizeJob, small: object, kernel: str, layer: int) -> ReproFile:
+    from pabench.checks.localize import SmallCall
+    from pabench.repro.format import ReproMeta
+    from pabench.repro.tensors import write_repro
+
+    assert isinstance(small, SmallCall)
+    assert job.repro is not None
+    batch = small.batch
+    meta = ReproMeta(
+        kernel=kernel,
+        origin=f"{job.source.name}, {job.precision.asked}, layer {layer}, seed {job.options.seed}",
+        fault=small.fault,
+        layer=layer,
+        num_blocks=int(batch.key_cache.shape[0]),
+        scale=float(batch.scale),
+        causal=batch.causal,
+        sliding_window=batch.sliding_window,
+        logits_soft_cap=batch.logits_soft_cap,
+    )
+    size = write_repro(job.repro, meta, batch)
+    command = shlex.join(["pabench", "replay", str(job.repro), "-k", job.kernel_text])
+    return ReproFile(file=str(job.repro), bytes=size, fault=small.fault, command=command)
