@@ -17,6 +17,7 @@ from pabench.checks.scenarios import SCENARIOS, Driver, Scenario, ScenarioResult
 from pabench.checks.shadow import SeenCall, ShadowObserver
 from pabench.checks.shrink import shrink
 from pabench.diagnose.conditions import condition
+from pabench.diagnose.given import WrongInput, wrong_model_inputs
 from pabench.engine.engine import PagedEngine
 from pabench.errors import CannotJudge
 from pabench.reference.run import ReferenceRun
@@ -45,6 +46,7 @@ class _Looker:
     number: int = 0  # which prefill chunk or decode step of its sequence ``first`` is
     root: int = 0  # the sequence that its sequence was forked from, if it was
     small: SmallCall | None = None
+    model_inputs: WrongInput | None = None  # the first thing that the model itself was told wrongly
     _numbers: Counter[tuple[int, str]] = field(default_factory=Counter)
     _busy: bool = False
 
@@ -53,6 +55,8 @@ class _Looker:
             return
         if seen.layer == 0:
             self._numbers[seen.work.seq_id, seen.phase] += 1
+            if self.model_inputs is None:
+                self.model_inputs = _model_inputs(seen)
         if self.later is not None or not bool((seen.ratio(seen.out) > 1).any()):
             return
         first = self.first
@@ -146,8 +150,9 @@ def localize(
             where = scenario
             break
     drift = None
+    told = looker.model_inputs
     unfinished = any(f.check == "contract" for f in outcome.findings)
-    if looker.first is None and not passed and not unfinished:
+    if looker.first is None and told is None and not passed and not unfinished:
         progress("comparing every module of the model")
         drift = first_drift(Driver(reference, Dispatcher(request), block_size, engine_type))
     failing = not passed or where is not None
@@ -160,9 +165,17 @@ def localize(
         root=looker.root,
         small=looker.small,
         drift=drift,
-        causes=tuple(causes(outcome, looker.first, looker.later, where, drift)) if failing else (),
+        causes=tuple(causes(outcome, looker.first, looker.later, where, drift, told)) if failing else (),
         condition=_condition(outcome),
     )
+
+
+def _model_inputs(seen: SeenCall) -> WrongInput | None:
+    if seen.metadata is None:
+        return None
+    ids, positions = (x[0, seen.rows].tolist() for x in (seen.metadata.input_ids, seen.metadata.position_ids))
+    found = wrong_model_inputs(ids, positions, seen.work.tokens, seen.work.start)
+    return found[0] if found else None
 
 
 def _try(scenario: Scenario, driver: Driver) -> ScenarioResult:

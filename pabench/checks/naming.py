@@ -9,6 +9,7 @@ from pabench.checks.drift import Drift
 from pabench.checks.forensics import Forensics
 from pabench.checks.model import ModelOutcome
 from pabench.checks.scenarios import Scenario
+from pabench.diagnose.given import WrongInput
 from pabench.diagnose.reads import Misread
 
 
@@ -27,13 +28,14 @@ def causes(
     later: Forensics | None,
     scenario: Scenario | None,
     drift: Drift | None,
+    told: WrongInput | None,
 ) -> list[Cause]:
     """What may be wrong, most likely first; the second is the runner-up. Empty where nothing was wrong.
 
     ``first`` is the first wrong attention call, ``later`` a wrong decode call after it; ``scenario`` is where they were
-    seen, None for the plain run of the case.
+    seen, None for the plain run of the case. ``told`` is what the model itself was told wrongly.
     """
-    found = list(_causes(outcome, first, later, scenario, drift))
+    found = list(_causes(outcome, first, later, scenario, drift, told))
     return list({c.fault: c for c in reversed(found)}.values())[::-1]
 
 
@@ -43,7 +45,10 @@ def _causes(
     later: Forensics | None,
     scenario: Scenario | None,
     drift: Drift | None,
+    told: WrongInput | None,
 ) -> Iterator[Cause]:
+    if told is not None:
+        yield Cause(told.fault, 0.95, told.message)
     for finding in outcome.findings:
         if finding.fault == "fallback" or finding.check == "contract":
             yield Cause(finding.fault, finding.confidence, finding.message)

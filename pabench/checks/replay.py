@@ -82,7 +82,7 @@ def _seen(batch: PagedBatch, out: Tensor, seq: int) -> SeenCall | None:
         honest = (dense_attention(query, key, value, **arguments).double() - truth).norm(dim=-1) / size
         limit = allowed(honest, float(honest.square().mean().sqrt()), query.dtype)
     work = Work(seq, (0,) * tokens, length - tokens)
-    return SeenCall(0, 0, seq, work, batch, key, value, out[rows], truth, size, limit)
+    return SeenCall(0, 0, seq, rows, work, None, batch, key, value, out[rows], truth, size, limit)
 
 
 def _stored(batch: PagedBatch, seq: int, length: int, which: str) -> Tensor:

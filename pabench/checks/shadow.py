@@ -60,7 +60,9 @@ class SeenCall:
     layer: int
     step: int
     seq_index: int  # row of the batch
+    rows: slice  # of the packed batch
     work: Work
+    metadata: StepMetadata | None  # None where there is no engine
     batch: PagedBatch
     key: Tensor  # [L, Hkv, D]: what the cache should give back, fp32 where quantised
     value: Tensor
@@ -156,7 +158,9 @@ class ShadowObserver:
             if self.watch is not None:
                 pooled = float(call.honest.square().mean().sqrt())
                 limit = allowed(call.honest, pooled, batch.query.dtype)
-                seen = SeenCall(layer, call.step, index, work, batch, k, v, out[rows], oracle.out, _size(oracle), limit)
+                seen = SeenCall(
+                    layer, call.step, index, rows, work, step, batch, k, v, out[rows], oracle.out, _size(oracle), limit
+                )
                 self.watch(seen)
 
     def fork(self, parent: int, child: int) -> None:

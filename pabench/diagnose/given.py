@@ -24,6 +24,22 @@ class WrongInput:
     slots: tuple[int, ...] = ()
 
 
+def wrong_model_inputs(
+    input_ids: Sequence[int], position_ids: Sequence[int], tokens: Sequence[int], start: int
+) -> list[WrongInput]:
+    """What the model was told of a sequence's new tokens, against the tokens themselves and where they stand."""
+    found = []
+    if bad := [i for i, (a, b) in enumerate(zip(input_ids, tokens, strict=True)) if a != b]:
+        i = bad[0]
+        message = f"the model was given token {input_ids[i]} at position {start + i}, where the text has {tokens[i]}"
+        found.append(WrongInput("input_mismatch", message, tokens=tuple(start + i for i in bad)))
+    if bad := [i for i, p in enumerate(position_ids) if p != start + i]:
+        i = bad[0]
+        message = f"the model was told position {position_ids[i]} for the token at {start + i}"
+        found.append(WrongInput("stale_metadata", message, tokens=tuple(start + i for i in bad)))
+    return found
+
+
 def wrong_lengths(batch: PagedBatch, seq: int, num_tokens: int) -> list[WrongInput]:
     """``num_tokens`` is what the sequence holds, this step's tokens included."""
     given = int(batch.seq_lens[seq])

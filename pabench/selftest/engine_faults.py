@@ -111,6 +111,16 @@ def _positions_late(step: StepMetadata, before: StepMetadata | None) -> StepMeta
     return replace(step, position_ids=(step.position_ids - 1).clamp(min=0))
 
 
+def _other_first_token(step: StepMetadata, before: StepMetadata | None) -> StepMetadata:
+    """Every text begins with another token on this side only, as when the beginning-of-text token is forgotten."""
+    ids, begin = step.input_ids.clone(), 0
+    for work in step.work:
+        if work.start == 0:
+            ids[0, begin] = (ids[0, begin] + 1) % 97
+        begin += len(work.tokens)
+    return replace(step, input_ids=ids)
+
+
 def _rows_crossed(step: StepMetadata, before: StepMetadata | None) -> StepMetadata:
     """Two sequences of a decode batch get each other's block table where it is long enough."""
     if step.max_query_len > 1 or len(step.work) < 2:
@@ -278,7 +288,12 @@ ENGINE_FAULTS = (
         "stale_metadata",
         "in decode the model is told the position of the token before",
         _metadata(_positions_late),
-        also=frozenset({"unknown"}),
+    ),
+    EngineFault(
+        "other_first_token",
+        "input_mismatch",
+        "the model is given another first token than the text has",
+        _metadata(_other_first_token),
     ),
     EngineFault(
         "tables_crossed",
