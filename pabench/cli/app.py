@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from pabench import __version__
-from pabench.cli import compare, doctor, localize, plan, replay, report, run, schema
+from pabench.cli import compare, doctor, localize, plan, replay, report, run, schema, selftest
 from pabench.cli import compile as compile_
 from pabench.cli import list as list_
 from pabench.errors import PabenchError
@@ -65,6 +65,7 @@ app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("localize")(localize.localize)
 app.command("replay")(replay.replay)
+app.command("selftest")(selftest.selftest)
 app.command("plan")(plan.plan)
 app.command("report")(report.report)
 app.command("list")(list_.list_)
