@@ -52,6 +52,7 @@ class CandidateRun:
             scales=path.scales,
             token_budget=self.token_budget,
             observers=(self.shadow,),
+            finite_pool=any(k.wants_finite_pool for k in self.dispatcher.request.kernels.values()),
         )
 
     def run(self) -> None:
