@@ -69,6 +69,13 @@ _BUILT_IN = (
         "JAX's Pallas GPU kernel, interpreted on the CPU in a process of its own",
         requires=(Package("jax", "jax==0.10.2"),),
     ),
+    KernelSpec(
+        "openvino",
+        "pabench_kernels.adapters.openvino_adapter:openvino",
+        ALL_PHASES,
+        "OpenVINO's PagedAttention on its CPU plugin",
+        requires=(Package("openvino", "openvino==2026.4.1"),),
+    ),
 )
 
 
