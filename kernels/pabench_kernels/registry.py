@@ -76,6 +76,38 @@ _BUILT_IN = (
         "OpenVINO's PagedAttention on its CPU plugin",
         requires=(Package("openvino", "openvino==2026.4.1"),),
     ),
+    KernelSpec(
+        "vllm_triton",
+        "pabench_kernels.adapters.vllm_triton_adapter:vllm_triton",
+        ALL_PHASES,
+        "vLLM's unified Triton attention",
+        requires=(Package("vllm", "vllm"),),
+        gpu="any",
+    ),
+    KernelSpec(
+        "vllm_rocm",
+        "pabench_kernels.adapters.vllm_rocm_adapter:vllm_rocm",
+        frozenset({"decode"}),
+        "vLLM's ROCm decode operator",
+        requires=(Package("vllm", "vllm", "_rocm_C*.so"),),
+        gpu="amd",
+    ),
+    KernelSpec(
+        "flash_attn",
+        "pabench_kernels.adapters.flash_attn_adapter:flash_attn",
+        ALL_PHASES,
+        "FlashAttention 2 with a block table",
+        requires=(Package("flash_attn", "flash-attn"),),
+        gpu="any",
+    ),
+    KernelSpec(
+        "flashinfer",
+        "pabench_kernels.adapters.flashinfer_adapter:flashinfer",
+        ALL_PHASES,
+        "FlashInfer's paged prefill wrapper, for both phases",
+        requires=(Package("flashinfer", "flashinfer-python"),),
+        gpu="nvidia",
+    ),
 )
 
 
