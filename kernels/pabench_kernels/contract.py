@@ -39,8 +39,8 @@ class PagedBatch:
     max_query_len: int  # host copies, so that no kernel must synchronise to learn them
     max_seq_len: int
     scale: float  # softmax scale; the kernel applies it, exactly this one
-    k_scale: Tensor | None = None  # fp32 dequantisation factors: [] per tensor or [Hkv]; None = 1.0
-    v_scale: Tensor | None = None
+    k_scale: Tensor | None = None  # fp32 dequantisation factors: [] per tensor or [Hkv]; None = 1.0. One per token and
+    v_scale: Tensor | None = None  #   head, [NB, BS, Hkv], only for kernels that declare `per_token_scales`
     causal: bool = True
     sliding_window: int | None = None  # lower bound only: key_pos > query_pos - window, causal or not
     alibi_slopes: Tensor | None = None  # fp32 [Hq]
@@ -130,6 +130,7 @@ class Kernel:
     fn: Callable[..., Any]
     phases: frozenset[Phase] = ALL_PHASES
     declared_limits: Unsupported | None = None
+    per_token_scales: bool = False  # takes k_scale and v_scale [NB, BS, Hkv] too
     stranger: bool = False  # not one of the registry: its launches are counted only where they are seen
     has_lse: bool = field(default=False)
     has_out: bool = field(default=False)
@@ -137,11 +138,16 @@ class Kernel:
     wants_finite_pool: bool = False  # its library never shows it NaN in slots without a token, and relies on it
 
     def unsupported(self, batch: PagedBatch) -> list[str]:
-        """Reasons why this batch cannot be computed; empty if it can."""
+        """Reasons why this batch cannot be computed; empty if it can.
+
+        A limit of one GPU is declared by asking ``target.target_of(batch)``. What is declared for a dtype, head_dim or
+        target must be what the compiler refuses there: `pabench compile` holds the two against each other.
+        """
         declared = None if self.declared_limits is None else self.declared_limits(batch)
         if declared is not None and not isinstance(declared, str | list | tuple):
             raise TypeError(f"unsupported() of '{self.name}' must return a list of reasons, got {declared!r}")
         reasons = [str(r) for r in ([declared] if isinstance(declared, str) else declared or ()) if str(r)]
+        reasons += scale_limits(batch, self.per_token_scales)
         missing = batch.phases - self.phases
         if missing:
             reasons.append(f"{self.name} has no {' and no '.join(sorted(missing))} phase")
@@ -169,11 +175,26 @@ class Kernel:
         return self.fn(batch, **keywords)
 
 
+def scale_limits(batch: PagedBatch, per_token: bool) -> list[str]:
+    """What is wrong with the shapes of ``k_scale`` and ``v_scale``, or too fine for a kernel without ``per_token``."""
+    heads = batch.num_kv_heads
+    allowed: list[tuple[int, ...]] = [(), (heads,)]
+    if per_token:
+        allowed.append((int(batch.key_cache.shape[0]), batch.block_size, heads))
+    reasons = []
+    for name, scale in (("k_scale", batch.k_scale), ("v_scale", batch.v_scale)):
+        if scale is not None and tuple(scale.shape) not in allowed:
+            shapes = " or ".join(str(list(shape)) for shape in allowed)
+            reasons.append(f"{name} must have shape {shapes}, got {list(scale.shape)}")
+    return reasons
+
+
 def kernel(
     name: str,
     *,
     phases: Iterable[Phase] = PHASES,
     unsupported: Unsupported | None = None,
+    per_token_scales: bool = False,
     plan: Plan | None = None,
     wants_finite_pool: bool = False,
 ) -> Callable[[Callable[..., Any]], Kernel]:
@@ -190,6 +211,7 @@ def kernel(
             fn=fn,
             phases=frozenset(phases),
             declared_limits=unsupported,
+            per_token_scales=per_token_scales,
             has_lse="return_lse" in parameters,
             has_out="out" in parameters,
             plan_fn=plan,

@@ -108,6 +108,18 @@ _BUILT_IN = (
         requires=(Package("flashinfer", "flashinfer-python"),),
         gpu="nvidia",
     ),
+    KernelSpec(
+        "triton_split",
+        "pabench_kernels.triton_split:triton_split",
+        frozenset({"decode"}),
+        "Triton, flash-decoding: keys cut into parts, merged by a second kernel",
+    ),
+    KernelSpec(
+        "triton_unified",
+        "pabench_kernels.triton_unified:triton_unified",
+        ALL_PHASES,
+        "Triton, prefill, cached past and decode rows of a mixed batch in one launch",
+    ),
 )
 
 

@@ -25,6 +25,10 @@ def load_file(path: str, function: str) -> Kernel:
         found_file = False
     if not found_file:
         raise LookupError(f"kernel file '{path}' does not exist; give FILE.py:FUNCTION")
+    if function and not function.isidentifier():
+        raise LookupError(
+            f"kernel '{path}:{function}': '{function}' is no name of a Python function; give FILE.py:FUNCTION"
+        )
     module = _import_file(file, path)
     found = getattr(module, function, None) if function else None
     if found is None or not callable(found):
@@ -43,7 +47,9 @@ def load_file(path: str, function: str) -> Kernel:
 
 
 def as_kernel(fn: Callable[..., Any], name: str) -> Kernel:
-    """Wrap a plain function ``fn(batch) -> Tensor`` with its optional attributes ``unsupported``, ``phases``, ``plan``.
+    """Wrap a plain function ``fn(batch) -> Tensor`` with its optional attributes.
+
+    They are ``unsupported``, ``phases``, ``plan`` and ``per_token_scales`` (true if it takes scales [NB, BS, Hkv]).
 
     Raises ``LookupError`` if ``phases`` names anything but prefill and decode, or if ``plan`` is no function whose
     result ``fn`` takes as the keyword ``state``.
@@ -70,6 +76,7 @@ def as_kernel(fn: Callable[..., Any], name: str) -> Kernel:
         fn=fn,
         phases=phases,
         declared_limits=limits,
+        per_token_scales=bool(getattr(fn, "per_token_scales", False)),
         stranger=True,
         has_lse="return_lse" in parameters,
         has_out="out" in parameters,

@@ -379,3 +379,14 @@ def test_an_empty_reason_is_no_reason_and_true_is_no_list():
     assert Kernel(name="k", fn=lambda b: None, declared_limits=lambda b: "").unsupported(b) == []
     with pytest.raises(TypeError, match=r"unsupported\(\) of 'k' must return a list of reasons, got True"):
         Kernel(name="k", fn=lambda b: None, declared_limits=lambda b: True).unsupported(b)
+
+
+def test_scales_per_token_are_for_kernels_that_declare_them(tmp_path):
+    (tmp_path / "k.py").write_text("def plain(batch): ...\ndef fine(batch): ...\nfine.per_token_scales = True\n")
+    b = batch((1, 1))
+    blocks, size, heads = b.key_cache.shape[:3]
+    b = replace(b, k_scale=torch.ones(blocks, size, heads))
+    plain = get_kernel(f"{tmp_path}/k.py:plain")
+    assert plain.unsupported(b) == [f"k_scale must have shape [] or [{heads}], got [{blocks}, {size}, {heads}]"]
+    for name in (f"{tmp_path}/k.py:fine", "torch_paged", "triton_split"):
+        assert get_kernel(name).unsupported(b) == []
