@@ -113,6 +113,7 @@ class KernelSpec:
     summary: str
     requires: tuple[Package, ...] = ()
     compiler: bool = False  # needs a C++ compiler
+    compiled_per_shape: bool = False  # takes seconds for every new shape: nothing to try in passing
     gpu: Literal["", "nvidia", "amd", "any"] = ""  # the GPU it cannot do without
 
 

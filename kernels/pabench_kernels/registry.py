@@ -54,6 +54,7 @@ _BUILT_IN = (
         ALL_PHASES,
         "PyTorch FlexAttention, compiled for every shape",
         compiler=True,
+        compiled_per_shape=True,
     ),
     KernelSpec(
         "vllm_cpu",

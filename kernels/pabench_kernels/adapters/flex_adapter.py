@@ -7,6 +7,7 @@ all scores. The pool becomes [1, Hkv, slots, D], the queries [S, Hq, longest, D]
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -158,6 +159,7 @@ def flex_paged_compiled(batch: PagedBatch, return_lse: bool = False, *, state: _
 
 @cache
 def _compiled() -> Callable[..., Any]:
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its pool of processes outlives a killed worker
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False)
