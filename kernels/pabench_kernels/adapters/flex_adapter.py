@@ -162,4 +162,6 @@ def _compiled() -> Callable[..., Any]:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its pool of processes outlives a killed worker
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch imports here warns of its own deprecated parts
+        return torch.compile(flex_attention, dynamic=False)
