@@ -81,7 +81,7 @@ class Tiling:
 
 
 def gpu_tiling(rows: int, dim: int, itemsize: int) -> Tiling:
-    """``rows`` query rows of padded width ``dim``; a K or V tile takes at most 16 KiB of shared memory a stage."""
+    """``rows`` query rows of padded width ``dim``; a K or V tile takes 16 KiB of shared memory a stage, or 16 keys."""
     keys = max(16, min(64, 8192 // (dim * itemsize // 2)))
     stages = 1 if itemsize == 4 else 2
     return Tiling(1, rows, keys, 4 if rows * dim <= 8192 else 8, stages)
@@ -98,12 +98,14 @@ def interpreted_tiling(batch: PagedBatch, rows: int, keys: int, tiles: int) -> T
 
 def decode_rows(batch: PagedBatch) -> int:
     """Rows of a tile that holds one query token: the query heads of a KV head, padded."""
-    least = 1 if interpreting() else MIN_DOT
-    return min(MAX_ROWS, max(least, int(triton.next_power_of_2(batch.group_size))))
+    rows = int(triton.next_power_of_2(batch.group_size))
+    if interpreting():
+        return min(MAX_ROWS, rows)
+    return max(MIN_DOT, min(max_rows(padded(max(batch.head_dim, batch.head_dim_v)), batch.query.itemsize), rows))
 
 
 def max_rows(dim: int, itemsize: int) -> int:
-    """The most query rows of padded width ``dim`` whose sums registers hold."""
+    """The most query rows of padded width ``dim`` that shared memory and, as sums, registers hold."""
     return max(MIN_DOT, min(MAX_ROWS, MAX_ACCUMULATOR // dim // (itemsize // 2)))
 
 

@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 
 from pabench_kernels.triton_attend import attention_kernel
 from pabench_kernels.triton_cache_write import cache_write_kernel
-from pabench_kernels.triton_common import MAX_ROWS, MIN_DOT, gpu_tiling, max_rows, padded
+from pabench_kernels.triton_common import MIN_DOT, gpu_tiling, max_rows, padded
 from pabench_kernels.triton_split import merge_kernel
 
 TARGETS = {
@@ -39,7 +39,7 @@ ATTENTION = [
     ("unified", "bf16", "e4m3", 128, 4, "all"),
 ]
 MORE_ATTENTION = [
-    *(("decode", "bf16", "bf16", 512, 8, "none"), ("decode", "fp32", "fp32", 64, 3, "all")),
+    *(("decode", "bf16", "bf16", 512, 71, "none"), ("decode", "fp32", "fp32", 64, 3, "all")),
     *(("prefill", "fp32", "fp32", 512, 1, "none"), ("prefill", "fp16", "int8", 256, 8, "all")),
     *(("split", "fp32", "fp32", 256, 1, "all"), ("split", "fp16", "e5m2", 40, 71, "per-head")),
     *(("unified", "fp16", "fp16", 512, 4, "all"), ("unified", "fp32", "e5m2", 80, 3, "none")),
@@ -79,9 +79,9 @@ def compile_one(
 
 def attention(arch: str, launcher: str, dtype: str, kv_dtype: str, head_dim: int, group: int, features: str) -> Any:
     width, itemsize = padded(head_dim), 4 if dtype == "fp32" else 2
-    rows = min(MAX_ROWS, max(MIN_DOT, triton.next_power_of_2(group)))
-    if launcher in ("prefill", "unified"):
-        rows = max_rows(width, itemsize)
+    rows = max_rows(width, itemsize)
+    if launcher in ("decode", "split"):
+        rows = min(rows, max(MIN_DOT, triton.next_power_of_2(group)))
     tiling = gpu_tiling(rows, width, itemsize)
     kv_format = kv_dtype if kv_dtype in ("e4m3", "e5m2") else "plain"
     constants = {
