@@ -121,7 +121,11 @@ class Kernel:
     has_lse: bool = field(default=False)
 
     def unsupported(self, batch: PagedBatch) -> list[str]:
-        """Reasons why this batch cannot be computed; empty if it can."""
+        """Reasons why this batch cannot be computed; empty if it can.
+
+        A limit of one GPU is declared by asking ``target.target_of(batch)``. What is declared for a dtype, head_dim or
+        target must be what the compiler refuses there: `pabench compile` holds the two against each other.
+        """
         declared = None if self.declared_limits is None else self.declared_limits(batch)
         if declared is not None and not isinstance(declared, str | list | tuple):
             raise TypeError(f"unsupported() of '{self.name}' must return a list of reasons, got {declared!r}")

@@ -25,6 +25,10 @@ def load_file(path: str, function: str) -> Kernel:
         found_file = False
     if not found_file:
         raise LookupError(f"kernel file '{path}' does not exist; give FILE.py:FUNCTION")
+    if function and not function.isidentifier():
+        raise LookupError(
+            f"kernel '{path}:{function}': '{function}' is no name of a Python function; give FILE.py:FUNCTION"
+        )
     module = _import_file(file, path)
     found = getattr(module, function, None) if function else None
     if found is None or not callable(found):

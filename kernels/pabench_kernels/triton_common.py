@@ -23,6 +23,7 @@ MAX_ROWS = 128  # of a tile; more query heads or tokens take more tiles
 MAX_ACCUMULATOR = 16384  # fp32 numbers of a tile; more would spill registers
 MIN_DOT = 16  # tensor cores take no smaller tile
 MAX_INTERPRETED_TILE = 1 << 20  # elements; Triton allows no larger tensor
+MAX_FP32_ROWS = 16  # more spill kilobytes, and Triton 3.6 refuses 32 rows × 16 keys
 INTERPRETED_PROGRAM = 100_000  # what one more program costs, in loaded elements
 QUERY_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -81,10 +82,15 @@ class Tiling:
 
 
 def gpu_tiling(rows: int, dim: int, itemsize: int) -> Tiling:
-    """``rows`` query rows of padded width ``dim``; a K or V tile takes 16 KiB of shared memory a stage, or 16 keys."""
-    keys = max(16, min(64, 8192 // (dim * itemsize // 2)))
-    stages = 1 if itemsize == 4 else 2
-    return Tiling(1, rows, keys, 4 if rows * dim <= 8192 else 8, stages)
+    """At most ``rows`` query rows of padded width ``dim``, so few that neither registers nor shared memory run out.
+
+    `pabench compile` shows what a change here costs. A K or V tile takes at most 16 KiB of shared memory a stage.
+    """
+    if itemsize == 4:  # no tensor core takes fp32 exactly: a thread holds its operands in registers
+        return Tiling(1, min(rows, MAX_FP32_ROWS), max(16, min(32, 2048 // dim)), 4, 1)
+    rows = min(rows, MAX_ACCUMULATOR // dim)
+    keys = max(16, min(64, 8192 // dim))
+    return Tiling(1, rows, keys, 4 if rows * dim < 8192 else 8, 2)
 
 
 def interpreted_tiling(batch: PagedBatch, rows: int, keys: int, tiles: int) -> Tiling:
@@ -98,14 +104,12 @@ def interpreted_tiling(batch: PagedBatch, rows: int, keys: int, tiles: int) -> T
 
 def decode_rows(batch: PagedBatch) -> int:
     """Rows of a tile that holds one query token: the query heads of a KV head, padded."""
-    rows = int(triton.next_power_of_2(batch.group_size))
-    if interpreting():
-        return min(MAX_ROWS, rows)
-    return max(MIN_DOT, min(max_rows(padded(max(batch.head_dim, batch.head_dim_v)), batch.query.itemsize), rows))
+    least = 1 if interpreting() else MIN_DOT
+    return min(MAX_ROWS, max(least, int(triton.next_power_of_2(batch.group_size))))
 
 
 def max_rows(dim: int, itemsize: int) -> int:
-    """The most query rows of padded width ``dim`` that shared memory and, as sums, registers hold."""
+    """The most query rows of padded width ``dim`` whose sums registers hold."""
     return max(MIN_DOT, min(MAX_ROWS, MAX_ACCUMULATOR // dim // (itemsize // 2)))
 
 

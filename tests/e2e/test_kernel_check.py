@@ -57,7 +57,7 @@ def test_torch_paged_passes_every_shape(tmp_path, dtype):
     code, run_json = run(tmp_path, "-k", "torch_paged", "--dtype", dtype)
     assert [c["message"] for c in run_json["cases"] if c["status"] != "PASS"] == []
     assert code == 0
-    assert len(run_json["cases"]) == 264
+    assert len(run_json["cases"]) == 274
     assert {c["execution"]["proof"] for c in run_json["cases"]} == {"proved"}
     assert {c["check"] for c in run_json["cases"]} == {"kernel"}
 

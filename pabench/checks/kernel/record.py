@@ -6,10 +6,22 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pabench.batch_spec import longest
+from pabench.checks.execution import execution_group
 from pabench.checks.kernel.case import KernelCase, KernelOutcome
-from pabench.checks.model_record import execution_group
 from pabench.records import Diagnosis, FaultSummary, Record
 
+_DEATHS = {
+    "segfault": "the process died of a segmentation fault",
+    "abort": "the process was aborted",
+    "out_of_memory": "the process was killed, most likely because memory ran out,",
+    "exited": "the kernel ended its process",
+    "hung": "the kernel hung",
+    "lost": "the kernel closed its process's pipes",
+    "killed": "the process died of a signal",
+    "bus_error": "the process died of a bus error",
+    "illegal_instruction": "the process died of an illegal instruction",
+    "arithmetic_exception": "the process died of an arithmetic exception",
+}
 MAX_VALUES = 3  # a condition that lists more of them says nothing
 
 
@@ -64,7 +76,7 @@ def distinct_faults(records: Iterable[Record]) -> list[FaultSummary]:
     for kernel, own in by_kernel.items():
         groups: dict[tuple[str, str], list[Record]] = {}
         for r in own:
-            if r.status in ("FAIL", "ERROR"):
+            if r.status in ("FAIL", "ERROR") and r.reason != "not_run":
                 groups.setdefault(_kind(r, own), []).append(r)
         entries = [_entry(kernel, fault, what, failed, own) for (fault, what), failed in groups.items()]
         found += sorted(entries, key=lambda e: -e.n_cases)
@@ -73,8 +85,10 @@ def distinct_faults(records: Iterable[Record]) -> list[FaultSummary]:
 
 def _kind(record: Record, own: Sequence[Record]) -> tuple[str, str]:
     if record.status == "ERROR":
-        return "unknown", f"raised {record.message.partition(':')[0]}"
+        return "unknown", _DEATHS.get(record.reason or "", f"raised {record.message.partition(':')[0]}")
     fault = "unknown" if record.diagnosis is None else record.diagnosis.fault
+    if fault == "plan_reuse":
+        return fault, "state left over from earlier calls makes the output wrong, a fresh process does not,"
     if fault == "nonfinite" and _only_poison_is_nonfinite(own):
         return "stale_read", "NaN from slots that nobody may read reaches the output"
     return fault, {
