@@ -25,9 +25,9 @@ from pabench_kernels import get_kernel
 from pabench_kernels.contract import PagedBatch
 
 Call = Callable[[], torch.Tensor]
-PAGED = ("torch_paged", "triton_decode", "cpu_native", "vllm_cpu", "openvino", "flex_paged_compiled")
+PAGED = ("torch_paged", "triton_decode", "triton_split", "triton_unified", "cpu_native", "vllm_cpu", "openvino", "flex_paged_compiled")
 BLOCK_SIZES = (16, 32)
-SLOW = ("triton_decode",)  # interpreted: a few rounds are enough
+SLOW = ("triton_decode", "triton_split", "triton_unified")  # interpreted: a few rounds are enough
 SLOW_ROUNDS = 3
 ROUNDS = {"S": 300, "M": 25}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
