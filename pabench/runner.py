@@ -17,7 +17,7 @@ import torch
 
 from pabench.cases import ModelCase, Precision, config_of, inputs_digest, precisions, repro_command
 from pabench.checks.kernel.case import KernelCase
-from pabench.checks.kernel.record import distinct_faults
+from pabench.checks.kernel.faults import distinct_faults
 from pabench.checks.kernel.run import judge_kernel_cases, plan_kernel_cases
 from pabench.checks.model import OnFallback, judge
 from pabench.checks.model_record import record_groups

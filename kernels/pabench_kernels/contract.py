@@ -39,7 +39,8 @@ class PagedBatch:
     max_query_len: int  # host copies, so that no kernel must synchronise to learn them
     max_seq_len: int
     scale: float  # softmax scale; the kernel applies it, exactly this one
-    k_scale: Tensor | None = None  # fp32 dequantisation factors: [] per tensor or [Hkv]; None = 1.0
+    # fp32 dequantisation factors: [] per tensor or [Hkv]; None = 1.0; [NB, BS, Hkv] only for kernels that declare it
+    k_scale: Tensor | None = None
     v_scale: Tensor | None = None
     causal: bool = True
     sliding_window: int | None = None  # lower bound only: key_pos > query_pos - window, causal or not
@@ -118,6 +119,7 @@ class Kernel:
     declared_limits: Unsupported | None = None
     stranger: bool = False  # not one of the registry: its launches are counted only where they are seen
     has_lse: bool = field(default=False)
+    per_token_scales: bool = False  # declared: it dequantises with factors per token and head
 
     def unsupported(self, batch: PagedBatch) -> list[str]:
         """Reasons why this batch cannot be computed; empty if it can."""
@@ -125,6 +127,9 @@ class Kernel:
         if declared is not None and not isinstance(declared, str | list | tuple):
             raise TypeError(f"unsupported() of '{self.name}' must return a list of reasons, got {declared!r}")
         reasons = [str(r) for r in ([declared] if isinstance(declared, str) else declared or ()) if str(r)]
+        per_token = any(x is not None and x.ndim == 3 for x in (batch.k_scale, batch.v_scale))
+        if per_token and not self.per_token_scales and not reasons:
+            reasons.append(f"{self.name} does not declare per_token_scales")
         missing = batch.phases - self.phases
         if missing:
             reasons.append(f"{self.name} has no {' and no '.join(sorted(missing))} phase")
@@ -140,7 +145,11 @@ class Kernel:
 
 
 def kernel(
-    name: str, *, phases: Iterable[Phase] = PHASES, unsupported: Unsupported | None = None
+    name: str,
+    *,
+    phases: Iterable[Phase] = PHASES,
+    unsupported: Unsupported | None = None,
+    per_token_scales: bool = False,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Decorator: make a launcher ``fn(batch, return_lse=False)`` a registered kernel.
 
@@ -155,6 +164,7 @@ def kernel(
             phases=frozenset(phases),
             declared_limits=unsupported,
             has_lse="return_lse" in inspect.signature(fn).parameters,
+            per_token_scales=per_token_scales,
         )
 
     return wrap

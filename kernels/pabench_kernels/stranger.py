@@ -43,7 +43,8 @@ def load_file(path: str, function: str) -> Kernel:
 
 
 def as_kernel(fn: Callable[..., Any], name: str) -> Kernel:
-    """Wrap a plain function ``fn(batch) -> Tensor`` with its optional attributes ``unsupported`` and ``phases``.
+    """Wrap a plain function ``fn(batch) -> Tensor`` with its optional attributes ``unsupported``, ``phases`` and
+    ``per_token_scales``.
 
     Raises ``LookupError`` if ``phases`` names anything but prefill and decode.
     """
@@ -68,6 +69,7 @@ def as_kernel(fn: Callable[..., Any], name: str) -> Kernel:
         declared_limits=limits,
         stranger=True,
         has_lse=has_lse,
+        per_token_scales=getattr(fn, "per_token_scales", False) is True,
     )
 
 

@@ -6,19 +6,20 @@ import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from pabench.cases import Precision
+from pabench.checks.kernel.diagnosis import diagnose, history_of
 from pabench.checks.kernel.inputs import KernelInputs, build
 from pabench.checks.kernel.judge import Finding, judge_lse, judge_output
 from pabench.checks.kernel.shapes import Shape
 from pabench.checks.kernel.truth import Truth, find_truth
 from pabench.records import Accuracy, Status
-from pabench_kernels.contract import Kernel
+from pabench_kernels.contract import PHASES, Kernel, PagedBatch
 from pabench_kernels.dispatch import ContractBrokenError, Dispatcher
 from pabench_kernels.request import KernelRequest
 
@@ -135,6 +136,8 @@ def judge_kernel(trial: Trial, request: KernelRequest, *, fail_on_fallback: bool
         message = f"wrote into its inputs: {', '.join(changed)}"
         return _failed(dispatcher, Finding("inputs_written", message, confidence=0.5))
     finding, accuracy = judge_output(inputs, trial.truth, out)
+    if finding is not None:
+        finding = _explained(trial, request, out, finding)
     if finding is None and lse is not None:
         finding = _judge_with_lse(trial, *lse)
     if fail_on_fallback and dispatcher.proof() == "fell_back":
@@ -147,6 +150,25 @@ def judge_kernel(trial: Trial, request: KernelRequest, *, fail_on_fallback: bool
         return KernelOutcome("INCONCLUSIVE", "coverage", message, dispatcher, accuracy)
     reason = "fallback_allowed" if dispatcher.proof() == "fell_back" else None
     return KernelOutcome("PASS", reason, "", dispatcher, accuracy)
+
+
+def _explained(trial: Trial, request: KernelRequest, out: Tensor, finding: Finding) -> Finding:
+    """The finding with the fault that explains it, if one does."""
+
+    def call(batch: PagedBatch) -> Tensor:
+        with nan_in_new_tensors():
+            return Dispatcher(request)(batch, layer=0)
+
+    history = history_of(next(request.kernels[p].fn for p in PHASES if p in request.under_test))
+    named = diagnose(trial.inputs, trial.truth, out, call, history)
+    trial.inputs.changed()  # puts back what the calls may have written
+    message = finding.message
+    if named.clause:
+        message += f"; {named.clause}"
+        if named.fault not in ("unknown", finding.fault):
+            message += f" ({named.fault})"
+    evidence = {"sequences": named.sequences, **({"clause": named.clause} if named.clause else {}), **named.evidence}
+    return replace(finding, message=message, fault=named.fault, confidence=named.confidence, evidence=evidence)
 
 
 def _judge_with_lse(trial: Trial, out: object, lse: object) -> Finding | None:

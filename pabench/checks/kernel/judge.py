@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,11 +29,11 @@ class Finding:
     message: str
     fault: str = "unknown"
     confidence: float = 0.0
+    evidence: dict[str, Any] = field(default_factory=dict)
 
 
 def judge_output(inputs: KernelInputs, truth: Truth, out: Tensor) -> tuple[Finding | None, Accuracy]:
     """``out`` [T, Hq, Dv] in the query's dtype, already of the right shape."""
-    dtype = inputs.batch.query.dtype
     found = out.double()
     finite = found.isfinite().all(-1)
     difference = found - truth.out
@@ -41,11 +42,12 @@ def judge_output(inputs: KernelInputs, truth: Truth, out: Tensor) -> tuple[Findi
     off = difference.norm(dim=-1)
     error = torch.where(zero, torch.where(off == 0, 0.0, torch.inf), off / size)
     error = torch.where(finite, error, torch.inf)
-    limit = allowed(truth.honest, truth.pooled, dtype)
+    limit = row_limits(inputs, truth)
     ratio = error / limit
     slots = None
-    if inputs.probe.exact:
-        slots, ratio = _count(inputs, truth, found, finite)
+    if inputs.exact:
+        slots, ratio = count_ratios(inputs, truth, found)
+        ratio = torch.where(finite, ratio, torch.inf)
     if not ratio.numel():
         return None, Accuracy(rel_l2_max=0.0, noise_floor=truth.pooled, ratio_to_floor=0.0, max_abs=0.0, rows=0)
     token, head = divmod(int(ratio.argmax()), ratio.shape[1])
@@ -123,20 +125,29 @@ def locate(inputs: KernelInputs, row: int, head: int, dim: int) -> Worst:
     return Worst(**place, phase="decode" if q == 1 else "prefill")
 
 
-def _count(inputs: KernelInputs, truth: Truth, found: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
+def row_limits(inputs: KernelInputs, truth: Truth) -> Tensor:
+    """What each row may be off by, relative to its size: [T, Hq]."""
+    return allowed(truth.honest, truth.pooled, inputs.batch.query.dtype)
+
+
+def count_ratios(inputs: KernelInputs, truth: Truth, found: Tensor) -> tuple[Tensor, Tensor]:
     """Largest deviation of any channel, in slots, and the same over what is tolerated: [T, Hq] each."""
+    unit, limit = count_units(inputs, truth)
+    off = (found * unit - (truth.out * unit).round()).abs()
+    empty = (truth.weight == 0)[..., None]
+    off = torch.where(empty, torch.where(found == 0, 0.0, torch.inf), off)
+    return off.amax(-1), (off / limit).amax(-1).nan_to_num(torch.inf)
+
+
+def count_units(inputs: KernelInputs, truth: Truth) -> tuple[Tensor, Tensor]:
+    """What turns an output into slots, [T, Hq, 1], and how many slots each channel may be off by, [T, Hq, Dv]."""
     unit = truth.weight[..., None]
     if inputs.batch.v_scale is not None:
         scale = inputs.batch.v_scale.double().expand(inputs.shape.kv_heads)
         unit = unit / scale.repeat_interleave(inputs.shape.group)[:, None]
-    sums = (truth.out * unit).round()
-    off = (found * unit - sums).abs()
-    empty = (truth.weight == 0)[..., None]
-    off = torch.where(empty, torch.where(found == 0, 0.0, torch.inf), off)
     adding = SUM_ROUNDOFFS * unit_roundoff(torch.float32) * truth.weight.sqrt()[..., None]
-    limit = COUNT_SLACK + (COUNT_ROUNDOFFS * unit_roundoff(inputs.batch.query.dtype) + adding) * sums.abs()
-    ratio = torch.where(finite, (off / limit).amax(-1), torch.inf)
-    return off.amax(-1), ratio.nan_to_num(torch.inf)
+    own = COUNT_ROUNDOFFS * unit_roundoff(inputs.batch.query.dtype)
+    return unit, COUNT_SLACK + (own + adding) * (truth.out * unit).round().abs()
 
 
 def _place(w: Worst) -> str:
@@ -149,6 +160,8 @@ def _named(inputs: KernelInputs, truth: Truth, out: Tensor, token: int, head: in
     if inputs.probe.name != "fingerprint":
         return ""
     factor = torch.ones((), device=out.device)
+    if inputs.shape.scales == "token":
+        return ""
     if inputs.batch.v_scale is not None:
         factor = inputs.batch.v_scale.expand(inputs.shape.kv_heads)[head // inputs.shape.group]
     got = read_fingerprint(out[token, head].double() / factor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,11 @@ class Truth:
     pooled: float  # its root mean square over the rows that see something
     weight: Tensor  # the softmax denominator of a count: visible slots + e^sink
     quantization: float | None  # root mean square error that the cache's dtype makes, over the rows
+
+    def rows(self, index: Tensor) -> Truth:
+        """The truth of these rows alone; ``pooled`` stays that of the whole case."""
+        names = ("out", "size", "lse", "honest", "weight")
+        return replace(self, **{name: getattr(self, name)[index] for name in names})
 
 
 def find_truth(inputs: KernelInputs) -> Truth:
@@ -62,7 +67,7 @@ def find_truth(inputs: KernelInputs) -> Truth:
         if batch.sinks is not None:
             weight = weight + batch.sinks.double().exp()
         parts.append((oracle.out, oracle.size, oracle.lse, honest, weight))
-        if precision.quantized and not inputs.probe.exact:
+        if precision.quantized and not inputs.exact:
             content = inputs.contents[s]
             plain = attention_oracle(
                 query, content.key[first:].to(device), content.value[first:].to(device), **arguments
