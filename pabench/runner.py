@@ -58,6 +58,7 @@ class RunOptions:
     prompts_file: str | None = None
     resume: bool = False
     suite_text: str | None = None  # what the user named the suite by, where that is a file
+    capture: Path | None = None  # where attention calls of model cases are written to
 
 
 @dataclass(frozen=True)
@@ -335,6 +336,7 @@ def _judge_one(
                 token_budget=suite.token_budget,
                 on_fallback=options.on_fallback,
                 stop_tokens=_stop_tokens(reference.path.loaded),
+                capture=options.capture,
                 progress=lambda text: watcher.note(f"{case.model} {case.precision.asked} {case.kernel}: {text}"),
             )
     except KeyboardInterrupt:

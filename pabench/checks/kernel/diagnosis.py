@@ -151,7 +151,7 @@ def setting_of(inputs: KernelInputs, s: int, rows: slice, picked: Tensor) -> Set
 
     tables, reread = batch.block_table.long(), _reread(inputs)
     stored = (inputs.keys, inputs.values) if per_token else (inputs.stored_k, inputs.stored_v)
-    key, value = stored[0][s].to(device), stored[1][s].to(device)
+    key, value = (x[s].to(device) if x[s].dtype.itemsize == 1 else x[s].to(device).double() for x in stored)
     first = 0 if batch.sliding_window is None else max(0, length - q - batch.sliding_window + 1)
     gone = 0 if per_token else first // shape.block_size * shape.block_size
     if gone:  # what a kernel finds there that ignores the window
@@ -177,7 +177,7 @@ def setting_of(inputs: KernelInputs, s: int, rows: slice, picked: Tensor) -> Set
         has_scales=not per_token and (batch.k_scale is not None or batch.v_scale is not None),
         dtype=batch.query.dtype,
         table=tables[s],
-        other_tables=tuple(_owned(inputs, n) for n in range(len(tables)) if n != s),
+        other_tables=tuple(_owned(inputs, n) for n in range(len(tables))),
         reread=None if per_token else reread,
     )
 

@@ -101,7 +101,7 @@ def build(shape: Shape, probe_name: str, precision: Precision, seed: int, device
     rng = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
     dtype, kv_dtype = TORCH_DTYPES[precision.dtype], TORCH_DTYPES[precision.kv_dtype]
     heads = shape.group * shape.kv_heads
-    scale = (ODD_SCALE if shape.odd_scale else 1.0) / math.sqrt(shape.head_dim)
+    scale = shape.scale or (ODD_SCALE if shape.odd_scale else 1.0) / math.sqrt(shape.head_dim)
     contents = tuple(probe.make(shape, s, rng, scale) for s in range(len(shape.seqs)))
     k_scale, v_scale = _scales(shape, precision, contents)
     token_k, token_v = (_token_scales(shape, scale, rng) for scale in (k_scale, v_scale))  # of each sequence
@@ -139,6 +139,7 @@ def build(shape: Shape, probe_name: str, precision: Precision, seed: int, device
         "alibi_slopes": slopes,
         "sinks": _sinks(shape, probe, rng) if shape.sinks else None,
     }
+    optional |= contents[0].given
     tensors = {name: x.to(device) for name, x in optional.items() if x is not None}
     tensors["block_table"] = table.to(device)
     tensors["seq_lens"] = torch.tensor([s for _, s in shape.seqs], dtype=torch.int32, device=device)
@@ -190,6 +191,12 @@ def _scales(shape: Shape, precision: Precision, contents: tuple[Content, ...]) -
     kind = shape.scales
     if kind == "none" and not precision.quantized:
         return None, None
+    if shape.capture is not None:  # a model's numbers fill the range, as calibration would have it
+        top = 127.0 if precision.kv_dtype == "int8" else torch.finfo(TORCH_DTYPES[precision.kv_dtype]).max
+        amax = [
+            max(float(x.abs().max()) for x in part) for part in ([c.key for c in contents], [c.value for c in contents])
+        ]
+        return torch.tensor(amax[0] / top), torch.tensor(amax[1] / top)
     factors = []
     for factor, part in ((0.37, [c.key for c in contents]), (0.61, [c.value for c in contents])):
         if precision.kv_dtype == "int8":

@@ -67,7 +67,7 @@ def judge_output(inputs: KernelInputs, truth: Truth, out: Tensor) -> tuple[Findi
     )
     if accuracy.rows_beyond == 0:
         return None, accuracy
-    where = f"{accuracy.rows_beyond} of {accuracy.rows} rows (token × head), worst in {_place(worst)}"
+    where = f"{accuracy.rows_beyond} of {accuracy.rows} rows (token × head), worst in {place(worst)}"
     if accuracy.nonfinite:
         message = f"NaN or Inf in {accuracy.nonfinite} rows where the oracle is finite; {where}"
         return Finding("nonfinite", message, "nonfinite", 1.0), accuracy
@@ -150,7 +150,8 @@ def count_units(inputs: KernelInputs, truth: Truth) -> tuple[Tensor, Tensor]:
     return unit, COUNT_SLACK + (own + adding) * (truth.out * unit).round().abs()
 
 
-def _place(w: Worst) -> str:
+def place(w: Worst) -> str:
+    """A row in words."""
     slot = "an empty sequence" if w.slot is None else f"block {w.block} (physical {w.physical_block}), slot {w.slot}"
     return f"sequence {w.seq}, token {w.token}, head {w.q_head} (KV head {w.kv_head}), {slot}"
 

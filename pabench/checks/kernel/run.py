@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from pabench.cases import precisions
-from pabench.checks.kernel.case import KernelCase, judge_kernel, plan_trials
+from pabench.checks.kernel.case import KernelCase, judge_kernel
+from pabench.checks.kernel.plan import plan_trials
 from pabench.checks.kernel.probes import PROBES
 from pabench.checks.kernel.record import kernel_record, outcome_fields
 from pabench.checks.kernel.shapes import find_shape, shapes
@@ -28,6 +29,7 @@ def plan_kernel_cases(suite: Suite, requests: Sequence[KernelRequest], seed: int
         count=wanted.count,
         seed=seed + wanted.seed,
         device=device,
+        everything=bool(wanted.batch_specs),
     )
     return [KernelCase(trial, r.name, r.text) for trial in trials for r in requests]
 

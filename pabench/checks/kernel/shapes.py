@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
+from pathlib import Path
 from typing import Any, Literal
 
 from pabench.batch_spec import Seqs, format_batch_spec, parse_batch_spec
+from pabench.capture.meta import built_in_captures, read_meta
 from pabench.errors import UsageError, did_you_mean
 
 Layout = Literal["plain", "padded", "interleaved"]
@@ -41,6 +43,8 @@ class Shape:
     layout: Layout = "plain"
     odd_scale: bool = False  # a softmax scale that is not 1/√head_dim
     border: Border = "none"  # block ids, or where they lie, on both sides of this
+    scale: float | None = None  # the softmax scale, where it is not left to the check
+    capture: str | None = None  # the file of the captured attention call that it is the shape of
 
     @property
     def batch_spec(self) -> str:
@@ -54,6 +58,8 @@ class Shape:
 
 def find_shape(text: str, block_size: int) -> Shape:
     """A shape of the table by name or recorded spec, or any spec with ordinary heads. Raises ``UsageError``."""
+    if text.endswith(".json"):
+        return captured_shape(Path(text))
     name, _, spec = text.rpartition(":")
     table = {shape.name: shape for shape in shapes()}
     for candidate in (text, name):
@@ -72,7 +78,27 @@ def find_shape(text: str, block_size: int) -> Shape:
 @cache
 def shapes() -> tuple[Shape, ...]:
     """The whole table, hand-picked shapes first."""
-    return (*_named(), *_query_lengths(), *_pairwise())
+    return (*_named(), *map(captured_shape, built_in_captures().values()), *_query_lengths(), *_pairwise())
+
+
+def captured_shape(path: Path) -> Shape:
+    """The shape of a captured attention call. Raises ``UsageError`` for what is none."""
+    meta = read_meta(path)
+    return Shape(
+        f"captured-{path.stem}",
+        ((meta.query_tokens, meta.length),),
+        group=meta.q_heads // meta.kv_heads,
+        kv_heads=meta.kv_heads,
+        head_dim=meta.head_dim,
+        head_dim_v=None if meta.head_dim_v == meta.head_dim else meta.head_dim_v,
+        causal=meta.causal,
+        window=meta.window,
+        alibi=meta.alibi,
+        cap=meta.soft_cap,
+        sinks=meta.sinks,
+        scale=meta.scale,
+        capture=str(path),
+    )
 
 
 def _decode(*lens: int) -> Seqs:
