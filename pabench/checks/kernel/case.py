@@ -134,9 +134,11 @@ def judge_kernel(trial: Trial, request: KernelRequest, *, fail_on_fallback: bool
         message = f"wrote into its inputs: {', '.join(changed)}"
         return _failed(dispatcher, Finding("inputs_written", message, confidence=0.5))
     finding, accuracy = judge_output(inputs, trial.truth, out)
-    if finding is not None:
+    if inputs.probe.kind == "invariance":  # what is off the oracle the other probes search for the fault of
+        unnamed = None if finding is None else replace(finding, evidence={"searched": False})
+        finding = moved if moved is not None and (unnamed is None or moved.fault != "unknown") else unnamed
+    elif finding is not None:
         finding = _explained(trial, request, out, finding)
-    finding = finding or moved
     if finding is None and lse is not None:
         finding = _judge_with_lse(trial, *lse)
     if fail_on_fallback and dispatcher.proof() == "fell_back":
@@ -166,7 +168,10 @@ def _explained(trial: Trial, request: KernelRequest, out: Tensor, finding: Findi
             return Dispatcher(request)(batch, layer=0)
 
     history = history_of(next(request.kernels[p].fn for p in PHASES if p in request.under_test))
-    named = diagnose(trial.inputs, trial.truth, out, call, history)
+    try:
+        named = diagnose(trial.inputs, trial.truth, out, call, history)
+    except Exception as error:  # whatever it was: the case stays wrong, and says that nothing more is known
+        return replace(finding, evidence={"not_diagnosed": f"{type(error).__name__}: {error}", "searched": False})
     trial.inputs.changed()  # puts back what the calls may have written
     message = finding.message
     if named.clause:

@@ -121,13 +121,25 @@ def observe(inputs: KernelInputs, truth: Truth, found: Tensor, wrong: Tensor) ->
         room = max(1, MAX_WORK // (length * heads * inputs.shape.head_dim))
         picked = _tokens(wrong[rows], min(MAX_TOKENS, room))
         at = rows.start + picked
-        limit = limits[at]
-        if inputs.exact:
-            limit = _absolute(inputs, truth)[at]
-        observed.append(
-            Observed(setting_of(inputs, s, rows, picked), found[at], limit, wrong[at], absolute=inputs.exact)
-        )
+        setting = setting_of(inputs, s, rows, picked)
+        if not inputs.exact:
+            observed.append(Observed(setting, found[at], limits[at], wrong[at]))
+            continue
+        setting = _without_ones(setting)
+        observed.append(Observed(setting, found[at][..., :-1], _absolute(inputs, truth)[at], wrong[at], absolute=True))
     return observed
+
+
+def _without_ones(setting: Setting) -> Setting:
+    """Without the last channel of a count: it is rounded by whole slots."""
+    whole = setting.reread
+
+    def reread(blocks: Tensor, offsets: Tensor, contiguous: bool) -> tuple[Tensor, Tensor]:
+        assert whole is not None
+        key, value = whole(blocks, offsets, contiguous)
+        return key, value[..., :-1]
+
+    return replace(setting, value=setting.value[..., :-1], reread=None if whole is None else reread)
 
 
 def _tokens(wrong: Tensor, room: int) -> Tensor:
@@ -237,9 +249,9 @@ def _wrong(inputs: KernelInputs, truth: Truth, found: Tensor) -> Tensor:
 
 
 def _absolute(inputs: KernelInputs, truth: Truth) -> Tensor:
-    """What the norm of a counted row may be off by, [T, Hq]; the last channel counts all slots and is rounded most."""
+    """What the norm of a counted row may be off by, [T, Hq], but for the channel of ones."""
     unit, limit = count_units(inputs, truth)
-    norm: Tensor = (limit / unit.clamp_min(torch.finfo(torch.float64).tiny)).norm(dim=-1)
+    norm: Tensor = (limit[..., :-1] / unit.clamp_min(torch.finfo(torch.float64).tiny)).norm(dim=-1)
     return norm
 
 

@@ -21,6 +21,7 @@ _KINDS = {
     "attention_error": "the output is off the fp64 oracle",
     "slot_count": "slots are left out, read twice or read from elsewhere",
     "nonfinite": "NaN or Inf in the output",
+    "invariance": "the answer depends on what it must not depend on",
     "inputs_written": "the kernel writes into its inputs",
     "contract": "the output has the wrong shape, dtype or device",
     "lse": "lse is wrong",
@@ -81,7 +82,11 @@ def _candidates(record: Record) -> list[str]:
 
 def _comparable(record: Record) -> bool:
     """Whether the output was finite and off, so that hypotheses were held against it."""
-    return record.status == "FAIL" and record.reason in ("attention_error", "slot_count")
+    return record.status == "FAIL" and record.reason in ("attention_error", "slot_count") and _searched(record)
+
+
+def _searched(record: Record) -> bool:
+    return record.diagnosis is not None and record.diagnosis.evidence.get("searched", True) is True
 
 
 def _fault(record: Record) -> str:
@@ -89,7 +94,7 @@ def _fault(record: Record) -> str:
 
 
 def _settled(record: Record, named: Counter[str]) -> str | None:
-    if not (_comparable(record) or record.reason == "nonfinite"):
+    if record.reason not in ("attention_error", "slot_count", "nonfinite", "invariance"):
         return None
     candidates = _candidates(record)
     if kept := [f for f, _ in named.most_common() if f in candidates]:

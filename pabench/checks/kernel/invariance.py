@@ -9,18 +9,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 
 import torch
 from torch import Tensor
 
 from pabench.checks.kernel.inputs import KernelInputs
-from pabench.checks.kernel.judge import Finding, locate, place, row_limits
+from pabench.checks.kernel.judge import Finding, judge_output, locate, place, row_limits
 from pabench.checks.kernel.pool import carrier
 from pabench.checks.kernel.truth import Truth
 from pabench_kernels.contract import Kernel, PagedBatch
 
 Call = Callable[[PagedBatch], Tensor]
 SPLITS = (1, 2, 3, 8)
+MAX_MORE = 16
+_sizes = count()
 
 
 class NothingToVaryError(NotImplementedError):
@@ -45,20 +48,34 @@ def judge_invariance(
 def _batching(inputs: KernelInputs, truth: Truth, out: Tensor, call: Call) -> Finding | None:
     seqs = range(len(inputs.shape.seqs))
     again = call(inputs.batch)
-    if finding := _moved(inputs, truth, out, again, seqs, "in the same call once more", "batch_dependence"):
-        return finding
-    order = [*reversed(seqs)]
-    other = call(inputs.picked(order).batch)
-    index = inputs.rows(order)
-    if finding := _moved(inputs, truth, out[index], other, order, "in reverse order of sequences", "batch_dependence"):
-        return finding
-    for s in seqs:
-        if inputs.shape.seqs[s][1] and len(seqs) > 1:
-            solo = call(inputs.picked([s]).batch)
-            rows = inputs.rows([s])
-            if finding := _moved(inputs, truth, out[rows], solo, [s], "alone in the batch", "batch_dependence"):
-                return finding
+    if _worst(inputs, truth, out, again, seqs) is not None:
+        return _finding(inputs, truth, out, again, seqs, "in the same call once more", "unknown")
+    orders = [([*reversed(seqs)], "in reverse order of sequences")]
+    orders += [([s], "alone in the batch") for s in seqs if inputs.shape.seqs[s][1] and len(seqs) > 1]
+    for order, how in orders:
+        other = call(inputs.picked(order).batch)
+        if _worst(inputs, truth, out, other, order) is not None:
+            return _finding(inputs, truth, out, other, order, how, _blame(inputs, truth, out, other, order, call))
     return None
+
+
+def _blame(inputs: KernelInputs, truth: Truth, out: Tensor, other: Tensor, order: Sequence[int], call: Call) -> str:
+    """One of the two answers is wrong. Some sequences more make another size of it, for which nothing was planned:
+    right there, the plan was at fault; wrong there too, the batch, unless a sequence alone is wrong for itself."""
+    first_is_wrong = judge_output(inputs, truth, out)[0] is not None
+    other_is_wrong = _wrong(inputs, truth, other, order)
+    if first_is_wrong == other_is_wrong:
+        return "unknown"
+    bad = [*range(len(inputs.shape.seqs))] if first_is_wrong else list(order)
+    more = [bad[-1]] * (1 + next(_sizes) % MAX_MORE)  # another number each time
+    longer = call(inputs.picked([*bad, *more]).batch)[: len(inputs.rows(bad))]
+    if not _wrong(inputs, truth, longer, bad):
+        return "unknown" if first_is_wrong else "plan_reuse"
+    return "batch_dependence" if first_is_wrong or len(order) > 1 else "unknown"
+
+
+def _wrong(inputs: KernelInputs, truth: Truth, out: Tensor, order: Sequence[int]) -> bool:
+    return judge_output(inputs.picked(order), truth.rows(inputs.rows(order)), out)[0] is not None
 
 
 def _mutation(inputs: KernelInputs, out: Tensor, call: Call) -> Finding | None:
@@ -71,60 +88,65 @@ def _mutation(inputs: KernelInputs, out: Tensor, call: Call) -> Finding | None:
     row, head = divmod(int((moved != out).any(-1).flatten().double().argmax()), out.shape[1])
     where = place(locate(inputs, row, head, 0))
     message = f"other bytes past seq_lens and in unowned blocks change the output, first in {where}"
-    return Finding("invariance", message, "stale_read", 0.95)
+    return Finding("invariance", message, "stale_read", 0.95, {"clause": "bytes that nobody may read move the output"})
 
 
 def _reuse(inputs: KernelInputs, truth: Truth, out: Tensor, call: Call) -> Finding | None:
-    """Three calls of other sizes, and one of the same size with other lengths, in between."""
-    seqs = len(inputs.shape.seqs)
-    larger = [*range(seqs), *range(seqs)]
-    call(inputs.picked(larger).batch)
+    """Calls of other sizes, and one of the same size with other lengths, in between."""
+    seqs = range(len(inputs.shape.seqs))
+    call(inputs.picked([*seqs, *seqs]).batch)
     call(inputs.picked([0]).batch)
-    rotated = [*range(1, seqs), 0]
-    if seqs > 1:
-        index = inputs.rows(rotated)
+    if len(seqs) > 1:
+        rotated = [*seqs[1:], 0]
         other = call(inputs.picked(rotated).batch)
-        if finding := _moved(
-            inputs, truth, out[index], other, rotated, "after a call of the same size with other lengths", "plan_reuse"
-        ):
-            return finding
+        if _worst(inputs, truth, out, other, rotated) is not None:
+            how = "in a call of the same size with other lengths"
+            return _finding(inputs, truth, out, other, rotated, how, _blame(inputs, truth, out, other, rotated, call))
     again = call(inputs.batch)
-    return _moved(inputs, truth, out, again, range(seqs), "after larger and smaller calls", "plan_reuse")
+    if _worst(inputs, truth, out, again, seqs) is None or _worst(inputs, truth, again, call(inputs.batch), seqs):
+        return None  # the same, or never twice the same: the probe "batching" judges that
+    return _finding(inputs, truth, out, again, seqs, "after larger and smaller calls", "plan_reuse")
 
 
 def _splits(inputs: KernelInputs, truth: Truth, out: Tensor, kernels: Sequence[Kernel]) -> Finding | None:
     offered = [k for k in kernels if "num_splits" in inspect.signature(k.fn).parameters]
     if not offered or len(kernels) != 1:
         raise NothingToVaryError("the kernel offers no number of splits (a parameter num_splits)")
+    seqs = range(len(inputs.shape.seqs))
     for n in SPLITS:
         other = offered[0].fn(inputs.batch, num_splits=n)
-        seqs = range(len(inputs.shape.seqs))
-        if finding := _moved(inputs, truth, out, other, seqs, f"with {n} splits", "split_merge"):
-            return finding
+        if _worst(inputs, truth, out, other, seqs) is not None:
+            return _finding(inputs, truth, out, other, seqs, f"with {n} splits", "split_merge")
     return None
 
 
-def _moved(
-    inputs: KernelInputs, truth: Truth, out: Tensor, other: Tensor, order: Sequence[int], how: str, fault: str
-) -> Finding | None:
-    """Rows of ``other`` that differ from ``out`` by more than two honest kernels may; both in ``order``."""
+def _worst(
+    inputs: KernelInputs, truth: Truth, out: Tensor, other: Tensor, order: Sequence[int]
+) -> tuple[float, int, int] | None:
+    """(ratio, row, head) where ``other``, a call with the sequences in ``order``, is furthest from ``out``, in units of
+    what two honest kernels may differ by; None where that is below 1."""
     index = inputs.rows(order)
-    if other.shape != out.shape:
-        return Finding("invariance", f"the output has shape {list(other.shape)} {how}", fault, 0.9)
-    limit = 2 * row_limits(inputs, truth)[index]
-    size = truth.size[index]
-    off = (other.double() - out.double()).norm(dim=-1)
-    same = (off <= limit * size) | (other == out).all(-1)
+    limit = 2 * row_limits(inputs, truth)[index] * truth.size[index]
+    off = (other.double() - out[index].double()).norm(dim=-1)
+    same = (off <= limit) | (other == out[index]).all(-1)
     if bool(same.all()):
         return None
-    ratio = torch.where(same, 0.0, (off / (limit * size)).nan_to_num(torch.inf, torch.inf))
+    ratio = torch.where(same, 0.0, (off / limit).nan_to_num(torch.inf, torch.inf))
     row, head = divmod(int(ratio.argmax()), ratio.shape[1])
-    where = place(locate(inputs, int(index[row]), head, 0))
+    return float(ratio.max()), int(index[row]), head
+
+
+def _finding(
+    inputs: KernelInputs, truth: Truth, out: Tensor, other: Tensor, order: Sequence[int], how: str, fault: str
+) -> Finding:
+    ratio, row, head = _worst(inputs, truth, out, other, order) or (0.0, 0, 0)
     message = (
-        f"the answer is another one {how}: by {float(ratio.max()):.3g} × what two honest kernels may differ by, "
-        f"worst in {where}"
+        f"the answer is another one {how}: by {ratio:.3g} × what two honest kernels may differ by, "
+        f"worst in {place(locate(inputs, row, head, 0))}"
     )
-    return Finding("invariance", message, fault, 0.9)
+    return Finding(
+        "invariance", message, fault, 0.0 if fault == "unknown" else 0.9, {"clause": f"another answer {how}"}
+    )
 
 
 @contextmanager
@@ -137,7 +159,9 @@ def _other_bytes(inputs: KernelInputs) -> Iterator[None]:
         kept.append((base, base.view(carrier(base.dtype)).clone()))
         foreign = ~_owned_slots(inputs)
         old = raw[foreign]
-        raw[foreign] = old ^ 0x55 if old.dtype == torch.uint8 else torch.where(old.isfinite(), torch.nan, 1.0)
+        raw[foreign] = (
+            old ^ 0x55 if old.dtype == torch.uint8 else torch.where(old.isfinite(), torch.nan, torch.ones_like(old))
+        )
     try:
         yield
     finally:
