@@ -32,6 +32,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 }
 NO_TORCH = ("pabench.records", "pabench.results", "pabench.compare", "pabench.verdict", "pabench.environment")
 TORCHLESS = (*NO_TORCH, "pabench.report.table", "pabench.report.comparison", "pabench.suite", "pabench.models.catalog")
+TORCHLESS += ("pabench.capture.meta", "pabench.checks.kernel.shapes", "pabench.diagnose.conditions")
 
 
 def sources() -> Iterator[tuple[str, Path]]:
@@ -71,6 +72,7 @@ def test_imports_go_one_way(module, path):
 @pytest.mark.parametrize(
     ("module", "code"),
     [
+        ("pabench.diagnose.x", "from pabench.checks.kernel import case"),
         ("pabench.engine.x", "def f():\n    from pabench.checks import model"),
         ("pabench.checks.x", "from pabench import runner"),
         ("pabench.records", "import pabench.cli.app"),
@@ -180,6 +182,8 @@ def test_the_wheel_holds_code_kernels_and_suites_and_nothing_else(tmp_path):
     for name in (
         "pabench/builtin_suites/quick.yaml",
         "pabench/builtin_suites/smoke.yaml",
+        "pabench/builtin_suites/captured/smollm2-135m-bf16-layer15-decode.json",
+        "pabench/builtin_suites/captured/smollm2-135m-bf16-layer15-decode.safetensors",
         "pabench/cli/app.py",
         "pabench_kernels/contract.py",
         "pabench_kernels/cpu_native.cpp",
