@@ -25,7 +25,16 @@ from pabench_kernels import get_kernel
 from pabench_kernels.contract import PagedBatch
 
 Call = Callable[[], torch.Tensor]
-PAGED = ("torch_paged", "triton_decode", "triton_split", "triton_unified", "cpu_native", "vllm_cpu", "openvino", "flex_paged_compiled")
+PAGED = (
+    "torch_paged",
+    "triton_decode",
+    "triton_split",
+    "triton_unified",
+    "cpu_native",
+    "vllm_cpu",
+    "openvino",
+    "flex_paged_compiled",
+)
 BLOCK_SIZES = (16, 32)
 SLOW = ("triton_decode", "triton_split", "triton_unified")  # interpreted: a few rounds are enough
 SLOW_ROUNDS = 3

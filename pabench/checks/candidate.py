@@ -11,6 +11,7 @@ from torch import Tensor
 from pabench.checks.memory import plan_pool
 from pabench.checks.shadow import ShadowObserver
 from pabench.checks.tokens import Divergence, FreeRun, until_stop
+from pabench.engine.attention_hook import Observer
 from pabench.engine.engine import PagedEngine
 from pabench.reference.logits import LogitStats, compare_rows
 from pabench.reference.run import ReferenceRun
@@ -35,6 +36,7 @@ class CandidateRun:
     stop_tokens: frozenset[int]
     go_on_after_refusal: bool
     progress: Callable[[str], None]
+    observers: tuple[Observer, ...] = ()  # beside shadow mode's
     stats: LogitStats = field(default_factory=LogitStats)
     decode_stats: LogitStats = field(default_factory=LogitStats)
     oracle_stats: LogitStats = field(default_factory=LogitStats)
@@ -65,7 +67,7 @@ class CandidateRun:
             kv_dtype=kv_dtype,
             scales=path.scales,
             token_budget=self.token_budget,
-            observers=(self.shadow,),
+            observers=(self.shadow, *self.observers),
             finite_pool=any(k.wants_finite_pool for k in self.dispatcher.request.kernels.values()),
         )
 

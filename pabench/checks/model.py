@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from pabench.checks.candidate import CandidateRun, RefusedError
+from pabench.checks.capture import CaptureObserver
 from pabench.checks.shadow import ShadowReport
 from pabench.checks.tokens import FreeRun, TokenClass, classify, degenerate
 from pabench.records import FALLBACK_ALLOWED, MIN_POSITIONS, Status
@@ -54,9 +56,14 @@ def judge(
     on_fallback: OnFallback,
     stop_tokens: Iterable[int],
     progress: Callable[[str], None] = lambda _: None,
+    capture: Path | None = None,
 ) -> ModelOutcome:
-    """Run the candidate and judge it. What a kernel raises passes through, except refusals and broken contracts."""
+    """Run the candidate and judge it. What a kernel raises passes through, except refusals and broken contracts.
+    Some of the attention calls are written to the folder ``capture``."""
     dispatcher = Dispatcher(request)
+    longest = max(range(len(reference.prompts)), key=lambda p: len(reference.prompts[p]))
+    name = reference.path.loaded.name
+    captures = [] if capture is None else [CaptureObserver(capture, name, longest)]  # sequences are numbered as prompts
     candidate = CandidateRun(
         reference,
         dispatcher,
@@ -65,9 +72,12 @@ def judge(
         stop_tokens=frozenset(stop_tokens),
         go_on_after_refusal=on_fallback != "fail",
         progress=progress,
+        observers=tuple(captures),
     )
     try:
         candidate.run()
+        for observer in captures:
+            observer.write()
     except RefusedError:
         return _refused(dispatcher)
     except ContractBrokenError as error:
