@@ -192,14 +192,21 @@ def _models() -> Iterator[Finding]:
 
 
 def _kernels(device: str) -> Iterator[KernelFinding]:
-    from pabench_kernels.registry import UnknownKernelError, kernel_names
+    from pabench_kernels.availability import why_not
+    from pabench_kernels.registry import UnknownKernelError, kernel_specs
 
     try:
-        names = kernel_names()
+        specs = kernel_specs()
     except UnknownKernelError as error:  # two of one name: none can be asked for
         yield KernelFinding("all", False, {}, str(error))
         return
-    for name in names:
+    for name, spec in sorted(specs.items()):
+        if reasons := why_not(spec):
+            yield KernelFinding(name, False, {}, "; ".join(reasons))
+            continue
+        if spec.compiled_per_shape:
+            yield KernelFinding(name, False, {}, "not tried: it compiles for seconds for every shape")
+            continue
         try:
             results = _tried(name, device)
         except PabenchError as error:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pabench.checks.kernel.case import KernelCase
-from pabench.checks.kernel.record import distinct_faults
+from pabench.checks.kernel.faults import distinct_faults
 from pabench.checks.kernel.run import judge_kernel_cases, plan_kernel_cases
 from pabench.checks.kernel.shapes import hand_picked
 from pabench.errors import UsageError

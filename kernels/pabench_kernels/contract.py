@@ -91,6 +91,16 @@ class PagedBatch:
 
 # A stranger's may also give one sentence, or None for "supported".
 Unsupported = Callable[[PagedBatch], list[str] | str | None]
+Plan = Callable[[PagedBatch], Any]
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed package that a kernel needs: its import name, how to get it, and a file that it must hold."""
+
+    module: str
+    install: str  # what to type after "pip install"
+    file: str = ""  # glob below the module's folder; several builds may share one import name
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,10 @@ class KernelSpec:
     target: str
     phases: frozenset[Phase]
     summary: str
+    requires: tuple[Package, ...] = ()
+    compiler: bool = False  # needs a C++ compiler
+    compiled_per_shape: bool = False  # takes seconds for every new shape: nothing to try in passing
+    gpu: Literal["", "nvidia", "amd", "any"] = ""  # the GPU it cannot do without
 
 
 @dataclass(frozen=True)
@@ -109,7 +123,8 @@ class Kernel:
 
     ``kernel(batch)`` gives [T, Hq, Dv] in the query's dtype; ``kernel(batch, return_lse=True)`` gives
     ``(out, lse fp32 [T, Hq])``, natural logarithm, sink included. Raises ``TypeError`` where the kernel has no lse, and
-    ``NotImplementedError`` for a limit found late.
+    ``NotImplementedError`` for a limit found late. What ``plan`` gave may be passed as ``state``, so that it is not
+    timed; ``out`` [T, Hq, Dv] is written to and returned where the kernel takes one.
     """
 
     name: str
@@ -119,6 +134,9 @@ class Kernel:
     per_token_scales: bool = False  # takes k_scale and v_scale [NB, BS, Hkv] too
     stranger: bool = False  # not one of the registry: its launches are counted only where they are seen
     has_lse: bool = field(default=False)
+    has_out: bool = field(default=False)
+    plan_fn: Plan | None = None  # then ``fn`` takes what it gives as the keyword ``state``
+    wants_finite_pool: bool = False  # its library never shows it NaN in slots without a token, and relies on it
 
     def unsupported(self, batch: PagedBatch) -> list[str]:
         """Reasons why this batch cannot be computed; empty if it can.
@@ -136,13 +154,26 @@ class Kernel:
             reasons.append(f"{self.name} has no {' and no '.join(sorted(missing))} phase")
         return reasons
 
-    def __call__(self, batch: PagedBatch, *, return_lse: bool = False) -> Any:
+    def plan(self, batch: PagedBatch) -> Any:
+        """What can be prepared before the call, e.g. another cache layout; None where there is nothing to prepare."""
+        return None if self.plan_fn is None else self.plan_fn(batch)
+
+    def __call__(
+        self, batch: PagedBatch, *, return_lse: bool = False, state: Any = None, out: Tensor | None = None
+    ) -> Any:
         note_entry(self.name)
-        if not return_lse:
-            return self.fn(batch)
-        if not self.has_lse:
-            raise TypeError(f"kernel '{self.name}' returns no lse")
-        return self.fn(batch, return_lse=True)
+        keywords: dict[str, Any] = {}
+        if return_lse:
+            if not self.has_lse:
+                raise TypeError(f"kernel '{self.name}' returns no lse")
+            keywords["return_lse"] = True
+        if out is not None:
+            if not self.has_out:
+                raise TypeError(f"kernel '{self.name}' takes no out")
+            keywords["out"] = out
+        if self.plan_fn is not None:
+            keywords["state"] = self.plan_fn(batch) if state is None else state
+        return self.fn(batch, **keywords)
 
 
 def scale_limits(batch: PagedBatch, per_token: bool) -> list[str]:
@@ -165,21 +196,27 @@ def kernel(
     phases: Iterable[Phase] = PHASES,
     unsupported: Unsupported | None = None,
     per_token_scales: bool = False,
+    plan: Plan | None = None,
+    wants_finite_pool: bool = False,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Decorator: make a launcher ``fn(batch, return_lse=False)`` a registered kernel.
 
     The launcher must call ``trace.count_launch(name)`` where it launches; every entry is counted here, also when one
-    kernel calls another.
+    kernel calls another. With ``plan`` it is called as ``fn(batch, state=plan(batch))``.
     """
 
     def wrap(fn: Callable[..., Any]) -> Kernel:
+        parameters = inspect.signature(fn).parameters
         return Kernel(
             name=name,
             fn=fn,
             phases=frozenset(phases),
             declared_limits=unsupported,
             per_token_scales=per_token_scales,
-            has_lse="return_lse" in inspect.signature(fn).parameters,
+            has_lse="return_lse" in parameters,
+            has_out="out" in parameters,
+            plan_fn=plan,
+            wants_finite_pool=wants_finite_pool,
         )
 
     return wrap

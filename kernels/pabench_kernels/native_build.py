@@ -81,7 +81,10 @@ def cache_dir() -> Path:
 
 
 def find_compiler() -> list[str]:
-    """The compiler's command: ``$CXX``, which may hold options, else the first that is installed."""
+    """The compiler's command: ``$CXX``, which may hold options, else the first that is installed.
+
+    Raises ``BuildError`` where there is none.
+    """
     chosen = shlex.split(os.environ.get("CXX", ""))
     for command in [chosen] if chosen else [[name] for name in COMPILERS]:
         if (path := shutil.which(command[0])) is not None:

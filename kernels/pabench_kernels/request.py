@@ -36,7 +36,7 @@ class KernelRequest:
     def source_digest(self) -> str:
         """Short digest of these files and of this package, which kernels share code in."""
         digest = hashlib.sha256()
-        for file in sorted({*map(Path, self.files), *Path(__file__).parent.glob("*.py")}):
+        for file in sorted({*map(Path, self.files), *Path(__file__).parent.rglob("*.py")}):
             digest.update(file.read_bytes() if file.is_file() else str(file).encode())
         return digest.hexdigest()[:16]
 

@@ -195,7 +195,11 @@ def attention_kernel(
     row_end = (row_hi - row_lo).to(tl.int32)
     row_self = (query_pos - row_lo).to(tl.int32)
     pos = key_lo + c % KEYS
-    entry = table_ptr + key_seq * table_stride_seq
+    lane = (c % KEYS)[
+        :, None
+    ]  # for the masks of K and V: Triton 3.6 takes the layouts of live and live[:, None] for one
+    lanes = (key_hi - key_lo)[:, None]
+    table_row = key_seq * table_stride_seq
     k_head = key_kv_head * k_stride_head
     v_head = key_kv_head * v_stride_head
 
@@ -215,11 +219,13 @@ def attention_kernel(
     for done in range(0, span, KEYS):
         key = pos + done
         live = key < key_hi
-        block = tl.load(entry + key // BLOCK_SIZE * table_stride_block, mask=live, other=0).to(tl.int64)
+        wide_live = lane + done < lanes
+        entry = table_ptr + (table_row + key // BLOCK_SIZE * table_stride_block)
+        block = tl.load(entry, mask=live, other=0).to(tl.int64)
         slot = key % BLOCK_SIZE
 
         k_at = block * k_stride_block + slot * k_stride_token + k_head
-        k_mask = live[:, None] if HEAD_DIM == D else live[:, None] & (d < HEAD_DIM)[None, :]
+        k_mask = wide_live if HEAD_DIM == D else wide_live & (d < HEAD_DIM)[None, :]
         k = tl.load(k_ptr + (k_at[:, None] + d[None, :]), mask=k_mask, other=0)
         k = k.to(COMPUTE) if K_FORMAT == "plain" else to_number(k, K_FORMAT, COMPUTE)
         if HAS_K_TOKEN_SCALE:
@@ -254,7 +260,7 @@ def attention_kernel(
         m = m_new
 
         v_at = block * v_stride_block + slot * v_stride_token + v_head
-        v_mask = live[:, None] if HEAD_DIM_V == DV else live[:, None] & (dv < HEAD_DIM_V)[None, :]
+        v_mask = wide_live if HEAD_DIM_V == DV else wide_live & (dv < HEAD_DIM_V)[None, :]
         v = tl.load(v_ptr + (v_at[:, None] + dv[None, :]), mask=v_mask, other=0)
         if HAS_V_TOKEN_SCALE:  # scaled weights would leave fp16's range where scales are small
             v_scale_at = block * v_scale_stride_block + slot * v_scale_stride_token + key_kv_head * v_scale_stride_head

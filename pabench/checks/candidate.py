@@ -11,6 +11,7 @@ from torch import Tensor
 from pabench.checks.memory import plan_pool
 from pabench.checks.shadow import ShadowObserver, Watch
 from pabench.checks.tokens import Divergence, FreeRun, until_stop
+from pabench.engine.attention_hook import Observer
 from pabench.engine.engine import PagedEngine
 from pabench.reference.logits import LogitStats, compare_rows
 from pabench.reference.run import ReferenceRun
@@ -37,6 +38,7 @@ class CandidateRun:
     progress: Callable[[str], None]
     engine_type: type[PagedEngine] = PagedEngine
     watch: Watch | None = None  # is shown every attention call, live
+    observers: tuple[Observer, ...] = ()  # beside shadow mode's
     stats: LogitStats = field(default_factory=LogitStats)
     decode_stats: LogitStats = field(default_factory=LogitStats)
     oracle_stats: LogitStats = field(default_factory=LogitStats)
@@ -70,7 +72,8 @@ class CandidateRun:
             kv_dtype=kv_dtype,
             scales=path.scales,
             token_budget=self.token_budget,
-            observers=(self.shadow,),
+            observers=(self.shadow, *self.observers),
+            finite_pool=any(k.wants_finite_pool for k in self.dispatcher.request.kernels.values()),
         )
 
     def run(self) -> None:

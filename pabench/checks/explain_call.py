@@ -84,9 +84,16 @@ def setting_of(seen: SeenCall, picked: Tensor) -> Setting:
         has_scales=batch.k_scale is not None or batch.v_scale is not None,
         dtype=batch.query.dtype,
         table=tables[seen.seq_index],
-        other_tables=tuple(t for i, t in enumerate(tables) if i != seen.seq_index),
+        other_tables=tuple(_owned(batch, n) for n in range(batch.num_seqs)),
         reread=_reread(batch),
     )
+
+
+def _owned(batch: PagedBatch, seq: int) -> Tensor:
+    """A sequence's row of the block table, −1 behind its end."""
+    row = batch.block_table[seq].long().clone()
+    row[-(-int(batch.seq_lens[seq]) // batch.block_size) :] = -1
+    return row
 
 
 def _reread(batch: PagedBatch) -> Reread:

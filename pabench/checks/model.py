@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from pabench.checks.candidate import CandidateRun, RefusedError
+from pabench.checks.capture import CaptureObserver
 from pabench.checks.shadow import ShadowReport, Watch
 from pabench.checks.tokens import FreeRun, TokenClass, classify, degenerate
 from pabench.engine.engine import PagedEngine
@@ -57,9 +59,14 @@ def judge(
     progress: Callable[[str], None] = lambda _: None,
     engine_type: type[PagedEngine] = PagedEngine,
     watch: Watch | None = None,
+    capture: Path | None = None,
 ) -> ModelOutcome:
-    """Run the candidate and judge it. What a kernel raises passes through, except refusals and broken contracts."""
+    """Run the candidate and judge it. What a kernel raises passes through, except refusals and broken contracts.
+    Some of the attention calls are written to the folder ``capture``."""
     dispatcher = Dispatcher(request)
+    longest = max(range(len(reference.prompts)), key=lambda p: len(reference.prompts[p]))
+    name = reference.path.loaded.name
+    captures = [] if capture is None else [CaptureObserver(capture, name, longest)]  # sequences are numbered as prompts
     candidate = CandidateRun(
         reference,
         dispatcher,
@@ -70,9 +77,12 @@ def judge(
         progress=progress,
         engine_type=engine_type,
         watch=watch,
+        observers=tuple(captures),
     )
     try:
         candidate.run()
+        for observer in captures:
+            observer.write()
     except RefusedError:
         return _refused(dispatcher)
     except ContractBrokenError as error:

@@ -50,7 +50,11 @@ def run(
     ] = None,
     batch_spec: Annotated[
         list[str] | None,
-        typer.Option("--batch-spec", help="Kernel check: shapes by name, or like 8q1s4k_2q2k.", show_default=False),
+        typer.Option(
+            "--batch-spec",
+            help="Kernel check: shapes by name, like 8q1s4k_2q2k, or a captured call's .json.",
+            show_default=False,
+        ),
     ] = None,
     probe: Annotated[
         list[str] | None,
@@ -71,6 +75,12 @@ def run(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Results root; the run's folder is made inside it.")
     ] = Path("results"),
+    capture: Annotated[
+        Path | None,
+        typer.Option(
+            "--capture", metavar="DIR", help="Write a few attention calls of each model case there.", show_default=False
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the newest unfinished run of the same options.")
     ] = False,
@@ -139,6 +149,7 @@ def run(
             suite_text=suite,
             hang_timeout_s=hang_timeout,
             in_process=in_process,
+            capture=None if capture is None else capture.absolute(),
         )
         progress.note("resolving models")
         with stdout_to_stderr():  # stdout is for the result, whatever a kernel prints

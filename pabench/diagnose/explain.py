@@ -19,6 +19,7 @@ from pabench.diagnose.token_search import token_matches
 MATCH = 1.5  # × the tolerance: a hypothesis may amplify honest errors, dropped scales and caps above all
 GAIN = 3.0  # how much nearer than the truth it must be, and than any hypothesis of another fault
 SURE = 10.0
+CLEAR = 6.0
 LOOSE = frozenset({"split_merge", "wrong_block"})  # faults whose hypotheses are many: a range of tokens may fit as well
 
 
@@ -55,7 +56,7 @@ def explain(observed: Sequence[Observed], only: frozenset[str] | None = None) ->
         if distance(first, h) <= limit and (d := distance(observed, h, limit)) <= limit
     ]
     found += head_matches(observed, limit)
-    if {m.fault for m in found} <= LOOSE:
+    if {m.fault for m in found} <= LOOSE and truth > CLEAR:  # of thousands of tokens one fits any small error
         found += token_matches(observed, limit)
     if not found:
         factor, note = free_factor(observed, limit)

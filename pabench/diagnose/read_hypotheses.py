@@ -91,7 +91,9 @@ def _blocks() -> Iterator[Hypothesis]:
                 return None
             other = s.other_tables[n][s.j // s.block_size]
             mine = ids(s)
-            return None if mine is None else elsewhere(s, torch.where(other >= 0, other, mine))
+            if mine is None or bool((other < 0).all()) or torch.equal(other[other >= 0], mine[other >= 0]):
+                return None
+            return elsewhere(s, torch.where(other >= 0, other, mine))
 
         return change
 

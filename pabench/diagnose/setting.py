@@ -41,7 +41,7 @@ class Setting:
     has_scales: bool
     dtype: torch.dtype  # the query's own
     table: Tensor | None = None  # int64 [columns]: this sequence's row of the block table
-    other_tables: tuple[Tensor, ...] = ()
+    other_tables: tuple[Tensor, ...] = ()  # those of all sequences, −1 where a block is not the sequence's own
     reread: Reread | None = None
     on_raw: Callable[[Tensor], Tensor] | None = None  # q·k × scale before the soft cap
     on_scores: Callable[[Tensor], Tensor] | None = None

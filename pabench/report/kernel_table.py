@@ -15,8 +15,8 @@ from pabench.batch_spec import longest
 from pabench.records import Record, RunHeader
 from pabench.report.words import breakable, dtypes, number, short_kernel
 
-CONFIDENCE_FACTOR = 3.0  # rule of three: no failure in n cases bounds the rate below 3/n at 95 %
-_BUCKETS = (0, 1, 16, 64, 128, 256, 512, 1024, 4096)  # lower ends of the grid's columns
+MISSED = 0.05  # chance that the bound is too low
+_BUCKETS = (0, 1, 16, 64, 128, 256, 512, 1024, 4096, 65000)  # lower ends of the grid's columns
 _MIN_FOR_BOUND = 30  # fewer bound nothing worth saying
 _MAX_EXAMPLES = 3  # per kernel
 _MAX_REASONS = 4
@@ -40,12 +40,13 @@ def print_kernel_summary(header: RunHeader, records: Sequence[Record], console: 
 
 
 def honest_bound(records: Sequence[Record]) -> str:
-    """How many cases were judged and, where none failed, how many can fail at most."""
+    """How many cases were judged and, where none failed, how many can fail at most (Clopper and Pearson, 1934)."""
     judged = [r for r in records if r.status not in ("SKIPPED", "INCONCLUSIVE")]
     wrong = sum(r.status != "PASS" for r in judged)
     text = f"{len(judged):,} kernel case{'s' if len(judged) != 1 else ''} judged, {wrong:,} failed"
     if len(judged) >= _MIN_FOR_BOUND and not wrong:
-        text += f": at most {number(100 * CONFIDENCE_FACTOR / len(judged))} % of such cases fail (95 %, rule of three)"
+        bound = 1 - MISSED ** (1 / len(judged))  # the rate at which no failure in n cases has this chance
+        text += f": at most {number(100 * bound)} % of such cases fail (95 %, Clopper–Pearson)"
     return text + ". err ÷ tol.: worst row against its tolerance; above 1 is wrong."
 
 
@@ -91,8 +92,9 @@ def _print_failures(header: RunHeader, own: Sequence[Record], bad: Sequence[Reco
         condition = f" ({d.condition})" if d.condition else ""
         console.print(Text.assemble(("FAULT", "bold red"), f"  {name}: {fault}{d.summary}{condition}"))
     console.print()
-    console.print(Text(f"failed / judged, {name}: block size × longest sequence", style="bold"))
+    console.print(Text(f"{name}: block size × longest sequence", style="bold"))
     console.print(_grid(own))
+    console.print(Text("failed/judged where something is wrong; · all pass; – only skipped", style="dim"))
     console.print()
     for r in sorted(bad, key=_badness, reverse=True)[:_MAX_EXAMPLES]:
         style = "bold magenta" if r.status == "ERROR" else "bold red"
@@ -111,9 +113,8 @@ def _badness(r: Record) -> tuple[bool, float]:
 
 def _grid(own: Sequence[Record]) -> Table:
     """Rows block sizes, columns lengths: the form in which people file bugs."""
-    judged = [r for r in own if r.status in ("PASS", "FAIL", "ERROR")]
     cells: dict[tuple[int, int], list[Record]] = {}
-    for r in judged:
+    for r in own:
         length = longest(r.batch_spec)
         if r.block_size is not None and length is not None:
             cells.setdefault((r.block_size, max(b for b in _BUCKETS if b <= length)), []).append(r)
@@ -121,13 +122,16 @@ def _grid(own: Sequence[Record]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("block", justify="right", no_wrap=True)
     for bucket in columns:
-        table.add_column(f"{bucket}–" if bucket != _BUCKETS[-1] else f"{bucket}…", justify="right", no_wrap=True)
+        name = f"{bucket // 1000}k" if bucket >= 10000 else str(bucket)
+        table.add_column(f"{name}–" if bucket != _BUCKETS[-1] else f"{name}…", justify="right", no_wrap=True)
     for block in sorted({b for b, _ in cells}):
         row = [Text(str(block))]
         for bucket in columns:
-            found = cells.get((block, bucket), [])
+            there = cells.get((block, bucket), [])
+            found = [r for r in there if r.status in ("PASS", "FAIL", "ERROR")]
             wrong = sum(r.status != "PASS" for r in found)
             style = "red" if wrong else "green" if found else "dim"
-            row.append(Text(f"{wrong}/{len(found)}" if wrong else ("·" if found else ""), style=style))
+            mark = f"{wrong}/{len(found)}" if wrong else "·" if found else "–" if there else ""
+            row.append(Text(mark, style=style))
         table.add_row(*row)
     return table

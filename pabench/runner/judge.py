@@ -83,7 +83,9 @@ class Judging:
 
         def job(left: tuple[ModelCase, ...]) -> ModelJob:
             plan, options = self.plan, self.options
-            return ModelJob(self.suite, plan.prompts, plan.sources, left, options.device, options.on_fallback)
+            return ModelJob(
+                self.suite, plan.prompts, plan.sources, left, options.device, options.on_fallback, options.capture
+            )
 
         files = {file for request in self.plan.requests for file in request.files}
         yield Lane(judge_model_job, cases, job, model_record, surroundings(), files)

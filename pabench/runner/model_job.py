@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from pabench.cases import ModelCase
@@ -24,6 +25,7 @@ class ModelJob:
     cases: tuple[ModelCase, ...]
     device: str
     on_fallback: Literal["fail", "warn", "allow"]
+    capture: Path | None = None  # a folder for some attention calls
 
 
 def judge_model_job(job: ModelJob, emit: Emit) -> Iterator[Record]:

@@ -119,6 +119,7 @@ def _judge_one(
                 token_budget=job.suite.token_budget,
                 on_fallback=job.on_fallback,
                 stop_tokens=stop_tokens(reference.path.loaded),
+                capture=job.capture,
                 progress=lambda text: emit(Note(f"{case.model} {case.precision.asked} {case.kernel}: {text}")),
             )
     except KeyboardInterrupt:

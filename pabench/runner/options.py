@@ -43,6 +43,7 @@ class RunOptions:
     resume: bool = False
     suite_text: str | None = None  # what the user named the suite by, where that is a file
     hang_timeout_s: float = HANG_TIMEOUT_S  # a case without a sign of life for so long is ended
+    capture: Path | None = None  # where attention calls of model cases are written to
     in_process: bool = False  # judge in this very process, for debuggers: a kernel that dies takes the run along
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from itertools import product
 from typing import Literal
 
-from pabench.checks.kernel.record import distinct_faults
+from pabench.checks.kernel.faults import distinct_faults
 from pabench.environment import collect, git_state
 from pabench.models.load import require_device
 from pabench.records import RunHeader, RunInfo, summarize

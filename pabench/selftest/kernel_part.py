@@ -10,7 +10,8 @@ import torch
 from pabench.cases import Precision
 from pabench.checks.kernel.case import KernelCase, Trial, judge_kernel, nan_in_new_tensors
 from pabench.checks.kernel.probes import PROBES
-from pabench.checks.kernel.record import distinct_faults, kernel_record, outcome_fields
+from pabench.checks.kernel.faults import distinct_faults
+from pabench.checks.kernel.record import kernel_record, outcome_fields
 from pabench.checks.kernel.shapes import find_shape
 from pabench.process_state import process_state_kept
 from pabench.records import Record

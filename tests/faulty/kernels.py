@@ -188,7 +188,9 @@ declares_none.unsupported = lambda batch: None
 # For the kernel check: every feature of the contract, and one fault each.
 
 
-def _paged(batch: PagedBatch, *, change=lambda scores, **_: scores, head_of=None, tokens_of=None, drop=()):
+def _paged(
+    batch: PagedBatch, *, change=lambda scores, **_: scores, head_of=None, tokens_of=None, drop=(), on_probs=None
+):
     """Right attention over the whole contract; ``change`` sees the scores, ``head_of`` and ``tokens_of`` the reads."""
     batch = replace(batch, **dict.fromkeys(drop))
     out = torch.zeros(batch.num_tokens, batch.num_q_heads, batch.head_dim_v)
@@ -230,6 +232,8 @@ def _paged(batch: PagedBatch, *, change=lambda scores, **_: scores, head_of=None
             probs = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
         else:
             probs = scores.softmax(-1)
+        if on_probs is not None:
+            probs = on_probs(probs)
         out[rows] = torch.einsum("htl,lhd->thd", probs, v[:, heads])
     return out.to(batch.query.dtype)
 
@@ -394,6 +398,127 @@ def _plain_only(batch):
     }
     reasons = [f"{what} is not supported" for what, given in limits.items() if given is not None]
     return reasons + ([] if batch.causal else ["only causal attention is supported"])
+
+
+# Kinds that the launchers and tiles of fast kernels are prone to.
+
+
+def parts_averaged(batch):
+    """A split kernel that merges its parts without their weights."""
+
+    def merge(probs, size=64):
+        parts = [probs[..., b : b + size] for b in range(0, probs.shape[-1], size)]
+        sums = [p.sum(-1, keepdim=True) for p in parts]
+        alive = sum((t > 0).float() for t in sums).clamp(min=1)
+        return torch.cat([torch.where(t > 0, p / t, 0.0) / alive for p, t in zip(parts, sums, strict=True)], -1)
+
+    return _paged(batch, on_probs=merge)
+
+
+def window_one_too_short(batch):
+    shorter = None if batch.sliding_window is None else max(1, batch.sliding_window - 1)
+    return _paged(replace(batch, sliding_window=shorter))
+
+
+def cap_twice(batch):
+    def again(scores, batch, **_):
+        cap = batch.logits_soft_cap
+        return scores if cap is None else torch.where(scores.isfinite(), cap * torch.tanh(scores / cap), scores)
+
+    return _paged(batch, change=again)
+
+
+def alibi_inside_the_block(batch):
+    def local(scores, i, j, batch):
+        if batch.alibi_slopes is None:
+            return scores
+        return scores + batch.alibi_slopes[:, None, None] * (j % batch.block_size - j)
+
+    return _paged(batch, change=local)
+
+
+def scales_of_the_next_head(batch):
+    def rolled(scale):
+        return scale if scale is None or scale.ndim == 0 else scale.roll(-1)
+
+    return _paged(replace(batch, k_scale=rolled(batch.k_scale), v_scale=rolled(batch.v_scale)))
+
+
+def chunk_takes_itself_for_the_beginning(batch):
+    """A continued prefill whose causal mask leaves out the offset."""
+
+    def shifted(scores, i, j, batch):
+        if len(i) == 1:
+            return scores
+        return scores.masked_fill(j > i - i[0], float("-inf"))
+
+    return _paged(batch, change=shifted)
+
+
+def tail_channels_left_out_of_scores(batch):
+    """q·k takes whole vectors of 32 channels only."""
+    whole = batch.head_dim // 32 * 32
+    if whole in (0, batch.head_dim):
+        return _paged(batch)
+    query = batch.query.clone()
+    query[..., whole:] = 0
+    return _paged(replace(batch, query=query))
+
+
+def _newest_hidden_where(batch, wrong):
+    lens = torch.tensor([n - 1 if n > 1 and wrong(n) else n for n in batch.seq_lens.tolist()], dtype=torch.int32)
+    return _paged(replace(batch, seq_lens=lens)) if batch.max_query_len == 1 else _paged(batch)
+
+
+def newest_hidden_between_33_and_256(batch):
+    return _newest_hidden_where(batch, lambda n: 33 <= n <= 256)
+
+
+def newest_hidden_one_behind_a_block(batch):
+    return _newest_hidden_where(batch, lambda n: n % batch.block_size == 1)
+
+
+def offsets_wrap_at_two_gib(batch):
+    """Byte offsets of blocks in int32: what lies further reads from the beginning."""
+    stride = batch.key_cache.stride(0) * batch.key_cache.itemsize
+    last = (2**31 - 1) // stride
+    return _paged(replace(batch, block_table=torch.where(batch.block_table > last, 0, batch.block_table)))
+
+
+def two_sequences_swapped(batch):
+    """Neighbours in a decode batch get each other's output."""
+    out = _paged(batch)
+    if batch.num_seqs > 1 and batch.max_query_len == 1:
+        out[:2] = out[:2].flip(0)
+    return out
+
+
+_plans = {}
+
+
+def keeps_its_first_plan(batch):
+    """Lengths of the first decode batch of this size are used for all later ones."""
+    key = (batch.num_seqs, batch.num_tokens, batch.head_dim, tuple(batch.key_cache.shape))
+    lens = _plans.setdefault(key, batch.seq_lens.clone())
+    if batch.max_query_len > 1:
+        return _paged(batch)
+    room = (batch.block_table >= 0).sum(1, dtype=torch.int32) * batch.block_size
+    return _paged(replace(batch, seq_lens=torch.minimum(lens, room)))
+
+
+def reads_a_slot_behind_the_end(batch):
+    """A finite read past the end that hardly moves the answer."""
+    out = _paged(batch)
+    starts, size = batch.query_start_loc.tolist(), batch.block_size
+    for s, length in enumerate(batch.seq_lens.tolist()):
+        if length % size:
+            slot = batch.value_cache[batch.block_table[s, length // size].long(), length % size]
+            out[starts[s] : starts[s + 1]] += (1e-6 * slot.float().abs().max().clamp(max=1.0)).to(out.dtype)
+    return out
+
+
+def splits_change_the_answer(batch, num_splits=1):
+    return _paged(batch) * (1.0 + 0.1 * (num_splits - 1))
 
 
 def honest_limited(batch):

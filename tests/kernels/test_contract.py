@@ -211,7 +211,7 @@ class TestUnsupported:
             (
                 Case(),
                 {"k_scale": torch.ones(3)},
-                "k_scale must have shape [] or [2] or [14, 16, 2], got [3]",
+                "k_scale must have shape [] or [2] or [13, 16, 2], got [3]",
             ),
         ],
         ids=["head-dim", "value-dim", "cache-dtype", "query-dtype", "heads", "query-stride", "scale-shape"],

@@ -42,6 +42,7 @@ REPORTS = (
     "pabench.report.doctor",
 )
 TORCHLESS = (*NO_TORCH, *REPORTS, *PLANNER, "pabench.suite", "pabench.models.catalog", "pabench.compilation.run")
+TORCHLESS += ("pabench.capture.meta", "pabench.checks.kernel.shapes", "pabench.diagnose.conditions")
 
 
 def sources() -> Iterator[tuple[str, Path]]:
@@ -81,6 +82,7 @@ def test_imports_go_one_way(module, path):
 @pytest.mark.parametrize(
     ("module", "code"),
     [
+        ("pabench.diagnose.x", "from pabench.checks.kernel import case"),
         ("pabench.engine.x", "def f():\n    from pabench.checks import model"),
         ("pabench.checks.x", "from pabench import runner"),
         ("pabench.records", "import pabench.cli.app"),
@@ -190,6 +192,8 @@ def test_the_wheel_holds_code_kernels_and_suites_and_nothing_else(tmp_path):
     for name in (
         "pabench/builtin_suites/quick.yaml",
         "pabench/builtin_suites/smoke.yaml",
+        "pabench/builtin_suites/captured/smollm2-135m-bf16-layer15-decode.json",
+        "pabench/builtin_suites/captured/smollm2-135m-bf16-layer15-decode.safetensors",
         "pabench/cli/app.py",
         "pabench_kernels/contract.py",
         "pabench_kernels/cpu_native.cpp",

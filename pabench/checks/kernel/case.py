@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from pabench.capture.meta import built_in_captures
 from pabench.cases import Precision
+from pabench.checks.kernel.diagnosis import diagnose, history_of
 from pabench.checks.kernel.inputs import KernelInputs, build
+from pabench.checks.kernel.invariance import NothingToVaryError, judge_invariance
 from pabench.checks.kernel.judge import Finding, judge_lse, judge_output
+from pabench.checks.kernel.pool import NoMemoryError
 from pabench.checks.kernel.shapes import Shape
 from pabench.checks.kernel.truth import Truth, find_truth
 from pabench.records import Accuracy, Status
-from pabench_kernels.contract import Kernel
+from pabench_kernels.contract import PHASES, Kernel, PagedBatch
 from pabench_kernels.dispatch import ContractBrokenError, Dispatcher
 from pabench_kernels.request import KernelRequest
 
@@ -71,34 +76,16 @@ class KernelCase:
         """A command that runs this one case again."""
         t = self.trial
         words = ["pabench", "run", "kernels", "-k", self.kernel_text, "--checks", "kernel"]
-        words += ["--dtype", t.precision.asked, "--batch-spec", t.shape.batch_spec, "--probe", t.probe]
+        words += ["--dtype", t.precision.asked, "--batch-spec", shape_text(t.shape), "--probe", t.probe]
         if t.precision.quantized and (t.precision.asked, t.precision.kv_dtype) != ("fp8", "fp8_e4m3"):
             words += ["--kv-dtype", t.precision.kv_dtype]
         return shlex.join([*words, "--block-size", str(t.shape.block_size), "--seed", str(t.seed)])
 
 
-def plan_trials(
-    shapes: Sequence[Shape],
-    probes: Sequence[str],
-    precisions: Iterable[Precision],
-    *,
-    count: int,
-    seed: int,
-    device: str = "cpu",
-) -> list[Trial]:
-    """``count`` (shape, probe) pairs per precision: every shape once, then again with another probe, and so on.
-
-    Each precision begins with other probes, so that over four dtypes a shape meets all of them.
-    """
-    trials = []
-    for p, precision in enumerate(precisions):
-        pairs = [
-            (shape, probes[(i + 2 * p + turn) % len(probes)])
-            for turn in range(len(probes))
-            for i, shape in enumerate(shapes)
-        ]
-        trials += [Trial(shape, probe, precision, seed, device) for shape, probe in pairs[:count]]
-    return trials
+def shape_text(shape: Shape) -> str:
+    """What names this shape on the command line: a capture of the user's by its file."""
+    ours = shape.capture is None or Path(shape.capture).stem in built_in_captures()
+    return shape.batch_spec if ours else str(shape.capture)
 
 
 @dataclass(frozen=True)
@@ -113,17 +100,29 @@ class KernelOutcome:
 
 def judge_kernel(trial: Trial, request: KernelRequest, *, fail_on_fallback: bool = True) -> KernelOutcome:
     """Run the request on the trial's batch and judge what it gives. What a kernel raises passes through."""
-    inputs, dispatcher = trial.inputs, Dispatcher(request)
+    dispatcher = Dispatcher(request)
+    try:
+        inputs = trial.inputs
+    except NoMemoryError as error:
+        return KernelOutcome("SKIPPED", "no_memory", f"unsupported: {error}", dispatcher)
     batch = inputs.batch
     missing = batch.phases - request.under_test
     if missing == batch.phases:
         message = f"unsupported: {request.name} has no {' and no '.join(sorted(missing))} phase"
         return KernelOutcome("SKIPPED", "unsupported", message, dispatcher)
+    if trial.shape.scales == "token" and not all(k.per_token_scales for k in request.kernels.values()):
+        message = f"unsupported: {request.name} does not declare per_token_scales"
+        return KernelOutcome("SKIPPED", "unsupported", message, dispatcher)
     _ = inputs.snapshot
+    moved = None
     try:
         with nan_in_new_tensors():
             out = dispatcher(batch, layer=0)
             lse = _lse(request, inputs, dispatcher)
+            if inputs.probe.kind == "invariance" and not dispatcher.fallbacks:
+                moved = _invariance(trial, request, dispatcher, out)
+    except NothingToVaryError as error:
+        return KernelOutcome("SKIPPED", "unsupported", f"unsupported: {error}", dispatcher)
     except ContractBrokenError as error:
         return _failed(dispatcher, Finding("contract", str(error), confidence=0.5))
     finally:
@@ -136,6 +135,11 @@ def judge_kernel(trial: Trial, request: KernelRequest, *, fail_on_fallback: bool
         message = f"wrote into its inputs: {', '.join(changed)}"
         return _failed(dispatcher, Finding("inputs_written", message, confidence=0.5))
     finding, accuracy = judge_output(inputs, trial.truth, out)
+    if inputs.probe.kind == "invariance":  # what is off the oracle the other probes search for the fault of
+        unnamed = None if finding is None else replace(finding, evidence={"searched": False})
+        finding = moved if moved is not None and (unnamed is None or moved.fault != "unknown") else unnamed
+    elif finding is not None:
+        finding = _explained(trial, request, out, finding)
     if finding is None and lse is not None:
         finding = _judge_with_lse(trial, *lse)
     if fail_on_fallback and dispatcher.proof() == "fell_back":
@@ -148,6 +152,35 @@ def judge_kernel(trial: Trial, request: KernelRequest, *, fail_on_fallback: bool
         return KernelOutcome("INCONCLUSIVE", "coverage", message, dispatcher, accuracy)
     reason = "fallback_allowed" if dispatcher.proof() == "fell_back" else None
     return KernelOutcome("PASS", reason, "", dispatcher, accuracy)
+
+
+def _invariance(trial: Trial, request: KernelRequest, dispatcher: Dispatcher, out: Tensor) -> Finding | None:
+    kernels = {request.kernels[p].name: request.kernels[p] for p in trial.inputs.batch.phases}
+    return judge_invariance(
+        trial.inputs, trial.truth, out, lambda batch: dispatcher(batch, layer=0), list(kernels.values())
+    )
+
+
+def _explained(trial: Trial, request: KernelRequest, out: Tensor, finding: Finding) -> Finding:
+    """The finding with the fault that explains it, if one does."""
+
+    def call(batch: PagedBatch) -> Tensor:
+        with nan_in_new_tensors():
+            return Dispatcher(request)(batch, layer=0)
+
+    history = history_of(next(request.kernels[p].fn for p in PHASES if p in request.under_test))
+    try:
+        named = diagnose(trial.inputs, trial.truth, out, call, history)
+    except Exception as error:  # whatever it was: the case stays wrong, and says that nothing more is known
+        return replace(finding, evidence={"not_diagnosed": f"{type(error).__name__}: {error}", "searched": False})
+    trial.inputs.changed()  # puts back what the calls may have written
+    message = finding.message
+    if named.clause:
+        message += f"; {named.clause}"
+        if named.fault not in ("unknown", finding.fault):
+            message += f" ({named.fault})"
+    evidence = {"sequences": named.sequences, **({"clause": named.clause} if named.clause else {}), **named.evidence}
+    return replace(finding, message=message, fault=named.fault, confidence=named.confidence, evidence=evidence)
 
 
 def _judge_with_lse(trial: Trial, out: object, lse: object) -> Finding | None:

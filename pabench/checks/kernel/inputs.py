@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pabench.cases import Precision
-from pabench.checks.kernel.probes import PROBES, Content, Overlay, Probe
+from pabench.checks.kernel.pool import SPARE_BLOCKS, border_block, carrier, make_pool, write
+from pabench.checks.kernel.probes import PROBES, Content, Probe
 from pabench.checks.kernel.shapes import Shape
 from pabench.torch_dtypes import TORCH_DTYPES
 from pabench_kernels.cache_write import dequantize, per_head, quantize
 from pabench_kernels.contract import PagedBatch
 
-SPARE_BLOCKS = 5  # blocks nobody owns, the first and the last of the pool among them
 ODD_SCALE = 0.83  # × 1/√head_dim
 _PADDINGS = ("unused", "zero", "stale")  # what unused columns of the block table hold: −1, 0, a block nobody owns
 
@@ -39,18 +42,55 @@ class KernelInputs:
     contents: tuple[Content, ...]
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    stored_k: tuple[Tensor, ...]  # as they lie in the pool, before their scales
+    stored_v: tuple[Tensor, ...]
     base: dict[str, Tensor]
 
     @cached_property
     def snapshot(self) -> dict[str, Tensor]:
         return {name: x.clone() for name, x in self.base.items()}
 
+    @property
+    def ordinary_pool(self) -> bool:
+        """Whether neither strides nor high ids can lead a kernel astray."""
+        return self.shape.layout == "plain" and self.shape.border == "none"
+
+    @property
+    def exact(self) -> bool:
+        """Whether slots can be counted: factors per token weigh them differently."""
+        return self.probe.exact and self.shape.scales != "token"
+
+    def rows(self, order: Sequence[int]) -> Tensor:
+        """Indices of the packed query tokens of these sequences, in this order."""
+        starts = [0, *accumulate(q for q, _ in self.shape.seqs)]
+        picked = [torch.arange(starts[s], starts[s + 1]) for s in order]
+        return torch.cat(picked).to(self.batch.query.device)
+
+    def picked(self, order: Sequence[int]) -> KernelInputs:
+        """The same sequences, or some of them, in another order over the same pool."""
+        batch, seqs = self.batch, tuple(self.shape.seqs[s] for s in order)
+        index = torch.tensor(list(order), device=batch.query.device)
+        starts = torch.tensor([0, *accumulate(q for q, _ in seqs)], dtype=torch.int32, device=batch.query.device)
+        changed: dict[str, Any] = {
+            "query": batch.query[self.rows(order)],
+            "block_table": batch.block_table[index],
+            "seq_lens": batch.seq_lens[index],
+            "query_start_loc": starts,
+        }
+        batch = replace(
+            batch, **changed, max_query_len=max(q for q, _ in seqs), max_seq_len=max(length for _, length in seqs)
+        )
+        names = ("contents", "keys", "values", "stored_k", "stored_v")
+        parts: dict[str, Any] = {name: tuple(getattr(self, name)[s] for s in order) for name in names}
+        shape = replace(self.shape, seqs=seqs)
+        return replace(self, shape=shape, batch=batch, base={**self.base, **changed}, **parts)
+
     def changed(self) -> list[str]:
         """Names of the inputs whose bytes are no longer those of the snapshot; they are put back."""
         wrong = [n for n, x in self.base.items() if not torch.equal(_bytes(x), _bytes(self.snapshot[n]))]
         for name in wrong:
-            carrier = _carrier(self.base[name].dtype)
-            self.base[name].view(carrier).copy_(self.snapshot[name].view(carrier))
+            raw = carrier(self.base[name].dtype)
+            self.base[name].view(raw).copy_(self.snapshot[name].view(raw))
         return wrong
 
 
@@ -61,25 +101,26 @@ def build(shape: Shape, probe_name: str, precision: Precision, seed: int, device
     rng = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
     dtype, kv_dtype = TORCH_DTYPES[precision.dtype], TORCH_DTYPES[precision.kv_dtype]
     heads = shape.group * shape.kv_heads
-    scale = (ODD_SCALE if shape.odd_scale else 1.0) / math.sqrt(shape.head_dim)
+    scale = shape.scale or (ODD_SCALE if shape.odd_scale else 1.0) / math.sqrt(shape.head_dim)
     contents = tuple(probe.make(shape, s, rng, scale) for s in range(len(shape.seqs)))
     k_scale, v_scale = _scales(shape, precision, contents)
+    token_k, token_v = (_token_scales(shape, scale, rng) for scale in (k_scale, v_scale))  # of each sequence
     if probe.integers and v_scale is not None:
-        contents = tuple(replace(c, value=c.value * per_head(v_scale)) for c in contents)
-    stored_k = [quantize(c.key, kv_dtype, k_scale) for c in contents]
-    stored_v = [quantize(c.value, kv_dtype, v_scale) for c in contents]
-    table, owned = _block_table(shape, rng, digest[8])
+        contents = tuple(replace(c, value=c.value * per_head(t)) for c, t in zip(contents, token_v, strict=True))
+    stored_k = [quantize(c.key, kv_dtype, t) for c, t in zip(contents, token_k, strict=True)]
+    stored_v = [quantize(c.value, kv_dtype, t) for c, t in zip(contents, token_v, strict=True)]
+    keys, values = (
+        tuple(x if t is None else dequantize(x, t) for x, t in zip(stored, scales, strict=True))
+        for stored, scales in ((stored_k, token_k), (stored_v, token_v))
+    )
+    table, owned = _block_table(shape, rng, digest[8], kv_dtype.itemsize)
     num_blocks = int(owned.shape[0])
-    dim_v = shape.head_dim_v or shape.head_dim
-    pool_k, key_cache = _pool(shape, num_blocks, shape.head_dim, kv_dtype, probe.overlay, rng, device)
-    pool_v, value_cache = _pool(shape, num_blocks, dim_v, kv_dtype, probe.overlay, rng, device)
-    if shape.layout == "interleaved" and dim_v == shape.head_dim:
-        raw = _carrier(kv_dtype)  # K and V of a block side by side
-        pool_k = pool_v = torch.stack([pool_k.view(raw), pool_v.view(raw)], 1).view(kv_dtype)
-        key_cache, value_cache = pool_k[:, 0], pool_k[:, 1]
-    for s, (_, length) in enumerate(shape.seqs):
-        for cache, stored in ((key_cache, stored_k[s]), (value_cache, stored_v[s])):
-            _write(cache, stored.to(device), table[s], length, shape.block_size)
+    pool = make_pool(shape, num_blocks, kv_dtype, probe.overlay, rng, device)
+    for s in range(len(shape.seqs)):
+        for cache, stored in ((pool.key_cache, stored_k[s]), (pool.value_cache, stored_v[s])):
+            write(cache, stored.to(device), table[s], shape.block_size)
+    if shape.scales == "token":
+        k_scale, v_scale = (_scale_pool(shape, num_blocks, parts, table) for parts in (token_k, token_v))
     table = _free_behind_window(shape, table, owned)
     query = torch.cat([c.query for c in contents]).to(dtype)
     if shape.layout == "padded":
@@ -98,6 +139,7 @@ def build(shape: Shape, probe_name: str, precision: Precision, seed: int, device
         "alibi_slopes": slopes,
         "sinks": _sinks(shape, probe, rng) if shape.sinks else None,
     }
+    optional |= contents[0].given
     tensors = {name: x.to(device) for name, x in optional.items() if x is not None}
     tensors["block_table"] = table.to(device)
     tensors["seq_lens"] = torch.tensor([s for _, s in shape.seqs], dtype=torch.int32, device=device)
@@ -105,8 +147,8 @@ def build(shape: Shape, probe_name: str, precision: Precision, seed: int, device
     tensors["query_start_loc"] = starts.to(torch.int32).to(device)
     batch = PagedBatch(
         query=query,
-        key_cache=key_cache,
-        value_cache=value_cache,
+        key_cache=pool.key_cache,
+        value_cache=pool.value_cache,
         max_query_len=max(q for q, _ in shape.seqs),
         max_seq_len=max(s for _, s in shape.seqs),
         scale=scale,
@@ -121,10 +163,27 @@ def build(shape: Shape, probe_name: str, precision: Precision, seed: int, device
         precision=precision,
         batch=batch,
         contents=contents,
-        keys=tuple(dequantize(k, k_scale) if k_scale is not None else k for k in stored_k),
-        values=tuple(dequantize(v, v_scale) if v_scale is not None else v for v in stored_v),
-        base={"query": query_base, "key_cache": pool_k, "value_cache": pool_v, **tensors},
+        keys=keys,
+        values=values,
+        stored_k=tuple(stored_k),
+        stored_v=tuple(stored_v),
+        base={"query": query_base, "key_cache": pool.base_k, "value_cache": pool.base_v, **tensors},
     )
+
+
+def _token_scales(shape: Shape, scale: Tensor | None, rng: torch.Generator) -> list[Any]:
+    """The factors of each sequence: [] or [Hkv] for all of its tokens, or [L, Hkv] around ``scale`` per token."""
+    if scale is None or shape.scales != "token":
+        return [scale] * len(shape.seqs)
+    return [scale * (0.6 + torch.rand(length, shape.kv_heads, generator=rng)) for _, length in shape.seqs]
+
+
+def _scale_pool(shape: Shape, num_blocks: int, parts: Sequence[Tensor], table: Tensor) -> Tensor:
+    """Per-token factors where the tokens lie, fp32 [NB, BS, Hkv]; NaN where nobody's token lies."""
+    pool = torch.full((num_blocks, shape.block_size, shape.kv_heads), math.nan)
+    for part, blocks in zip(parts, table, strict=True):
+        write(pool, part.float(), blocks, shape.block_size)
+    return pool
 
 
 def _scales(shape: Shape, precision: Precision, contents: tuple[Content, ...]) -> tuple[Tensor | None, Tensor | None]:
@@ -132,6 +191,12 @@ def _scales(shape: Shape, precision: Precision, contents: tuple[Content, ...]) -
     kind = shape.scales
     if kind == "none" and not precision.quantized:
         return None, None
+    if shape.capture is not None:  # a model's numbers fill the range, as calibration would have it
+        top = 127.0 if precision.kv_dtype == "int8" else torch.finfo(TORCH_DTYPES[precision.kv_dtype]).max
+        amax = [
+            max(float(x.abs().max()) for x in part) for part in ([c.key for c in contents], [c.value for c in contents])
+        ]
+        return torch.tensor(amax[0] / top), torch.tensor(amax[1] / top)
     factors = []
     for factor, part in ((0.37, [c.key for c in contents]), (0.61, [c.value for c in contents])):
         if precision.kv_dtype == "int8":
@@ -152,14 +217,17 @@ def _sinks(shape: Shape, probe: Probe, rng: torch.Generator) -> Tensor:
     return math.log(max(length, 2)) + torch.randn(heads, generator=rng)
 
 
-def _block_table(shape: Shape, rng: torch.Generator, choice: int) -> tuple[Tensor, Tensor]:
+def _block_table(shape: Shape, rng: torch.Generator, choice: int, itemsize: int) -> tuple[Tensor, Tensor]:
     """Block table int32 [S, columns] and, per block, which sequence owns it (−1: nobody)."""
     used = [-(-length // shape.block_size) for _, length in shape.seqs]
-    num_blocks = max(sum(used) + SPARE_BLOCKS, shape.min_blocks)
-    ids = 1 + torch.randperm(num_blocks - 2, generator=rng)  # neither the first nor the last is ever owned
-    if shape.min_blocks:  # ids just below and above the border
-        ids = num_blocks - 2 - torch.arange(num_blocks - 2)
-        ids[: sum(used)] = ids[: sum(used)][torch.randperm(sum(used), generator=rng)]
+    border = border_block(shape, itemsize)
+    if border is None:
+        num_blocks = sum(used) + SPARE_BLOCKS
+        ids = 1 + torch.randperm(num_blocks - 2, generator=rng)  # neither the first nor the last is ever owned
+    else:  # ids on both sides of it
+        first = border - sum(used) // 2
+        num_blocks = border + sum(used) + SPARE_BLOCKS
+        ids = torch.cat([first + torch.randperm(sum(used), generator=rng), torch.tensor([num_blocks - 2])])
     owned = torch.full((num_blocks,), -1)
     padding = {"unused": -1, "zero": 0, "stale": int(ids[-1])}[_PADDINGS[choice % len(_PADDINGS)]]
     table = torch.full((len(used), max(used) + 2), padding, dtype=torch.int32)
@@ -179,36 +247,6 @@ def _free_behind_window(shape: Shape, table: Tensor, owned: Tensor) -> Tensor:
         first = max(0, length - q - shape.window + 1)
         table[s, : first // shape.block_size] = -1 if s % 2 else int((owned < 0).nonzero()[-1])
     return table
-
-
-def _pool(
-    shape: Shape, num_blocks: int, dim: int, dtype: torch.dtype, overlay: Overlay, rng: torch.Generator, device: str
-) -> tuple[Tensor, Tensor]:
-    """(whole memory, the cache [NB, BS, Hkv, dim] in it), filled with what must not be read."""
-    size = (num_blocks, shape.block_size, shape.kv_heads, dim)
-    if shape.layout == "padded":  # heads before tokens, and rows wider than a head
-        size = (num_blocks, shape.kv_heads, shape.block_size, dim + 8)
-    whole = _filled(size, dtype, overlay, rng).to(device)
-    return whole, whole.transpose(1, 2)[..., :dim] if shape.layout == "padded" else whole
-
-
-def _filled(size: tuple[int, ...], dtype: torch.dtype, overlay: Overlay, rng: torch.Generator) -> Tensor:
-    if overlay == "plausible":
-        return quantize(torch.randn(size, generator=rng), dtype)
-    number = math.nan if overlay == "nan" and dtype != torch.int8 else 1e4
-    return quantize(torch.tensor(number), dtype).view(_carrier(dtype)).expand(size).clone().view(dtype)
-
-
-def _write(cache: Tensor, stored: Tensor, blocks: Tensor, length: int, block_size: int) -> None:
-    raw, new = cache.view(_carrier(cache.dtype)), stored.view(_carrier(cache.dtype))
-    for column in range(-(-length // block_size)):
-        part = new[column * block_size : (column + 1) * block_size]
-        raw[int(blocks[column]), : len(part)] = part
-
-
-def _carrier(dtype: torch.dtype) -> torch.dtype:
-    """A dtype of the same width in which copying and filling work everywhere: fp8 lacks most operators."""
-    return torch.uint8 if dtype.itemsize == 1 else dtype
 
 
 def _bytes(x: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from pabench.records import Accuracy, Worst
 COUNT_SLACK = 0.1  # slots; one slot too many or too few moves a channel by about 1
 COUNT_ROUNDOFFS = 4.0  # × u × the channel's sum: the output itself is rounded
 SUM_ROUNDOFFS = 16.0  # × √n × u of fp32 × the channel's sum: n weights of 1/n are added up; honest ones reached 5
+ADD_ROUNDOFFS = 8.0  # × √n × u of fp32, for the rows of the other probes; honest ones reached 3.9
 LSE_SLACK = 1e-4
 LSE_ROUNDOFFS = 4.0  # × u of the query's dtype × (1 + the largest |score| a row may hold)
 
@@ -28,11 +30,11 @@ class Finding:
     message: str
     fault: str = "unknown"
     confidence: float = 0.0
+    evidence: dict[str, Any] = field(default_factory=dict)
 
 
 def judge_output(inputs: KernelInputs, truth: Truth, out: Tensor) -> tuple[Finding | None, Accuracy]:
     """``out`` [T, Hq, Dv] in the query's dtype, already of the right shape."""
-    dtype = inputs.batch.query.dtype
     found = out.double()
     finite = found.isfinite().all(-1)
     difference = found - truth.out
@@ -41,11 +43,12 @@ def judge_output(inputs: KernelInputs, truth: Truth, out: Tensor) -> tuple[Findi
     off = difference.norm(dim=-1)
     error = torch.where(zero, torch.where(off == 0, 0.0, torch.inf), off / size)
     error = torch.where(finite, error, torch.inf)
-    limit = allowed(truth.honest, truth.pooled, dtype)
+    limit = row_limits(inputs, truth)
     ratio = error / limit
     slots = None
-    if inputs.probe.exact:
-        slots, ratio = _count(inputs, truth, found, finite)
+    if inputs.exact:
+        slots, ratio = count_ratios(inputs, truth, found)
+        ratio = torch.where(finite, ratio, torch.inf)
     if not ratio.numel():
         return None, Accuracy(rel_l2_max=0.0, noise_floor=truth.pooled, ratio_to_floor=0.0, max_abs=0.0, rows=0)
     token, head = divmod(int(ratio.argmax()), ratio.shape[1])
@@ -65,7 +68,7 @@ def judge_output(inputs: KernelInputs, truth: Truth, out: Tensor) -> tuple[Findi
     )
     if accuracy.rows_beyond == 0:
         return None, accuracy
-    where = f"{accuracy.rows_beyond} of {accuracy.rows} rows (token × head), worst in {_place(worst)}"
+    where = f"{accuracy.rows_beyond} of {accuracy.rows} rows (token × head), worst in {place(worst)}"
     if accuracy.nonfinite:
         message = f"NaN or Inf in {accuracy.nonfinite} rows where the oracle is finite; {where}"
         return Finding("nonfinite", message, "nonfinite", 1.0), accuracy
@@ -123,23 +126,35 @@ def locate(inputs: KernelInputs, row: int, head: int, dim: int) -> Worst:
     return Worst(**place, phase="decode" if q == 1 else "prefill")
 
 
-def _count(inputs: KernelInputs, truth: Truth, found: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
+def row_limits(inputs: KernelInputs, truth: Truth) -> Tensor:
+    """What each row may be off by, relative to its size: [T, Hq]. Dense attention adds up in a tree; n terms added one
+    after the other are off by √n roundings of fp32, which is more from some 4,000 tokens on."""
+    adding = ADD_ROUNDOFFS * unit_roundoff(torch.float32) * truth.seen.sqrt()
+    return allowed(truth.honest, truth.pooled, inputs.batch.query.dtype) + adding
+
+
+def count_ratios(inputs: KernelInputs, truth: Truth, found: Tensor) -> tuple[Tensor, Tensor]:
     """Largest deviation of any channel, in slots, and the same over what is tolerated: [T, Hq] each."""
+    unit, limit = count_units(inputs, truth)
+    off = (found * unit - (truth.out * unit).round()).abs()
+    empty = (truth.weight == 0)[..., None]
+    off = torch.where(empty, torch.where(found == 0, 0.0, torch.inf), off)
+    return off.amax(-1), (off / limit).amax(-1).nan_to_num(torch.inf)
+
+
+def count_units(inputs: KernelInputs, truth: Truth) -> tuple[Tensor, Tensor]:
+    """What turns an output into slots, [T, Hq, 1], and how many slots each channel may be off by, [T, Hq, Dv]."""
     unit = truth.weight[..., None]
     if inputs.batch.v_scale is not None:
         scale = inputs.batch.v_scale.double().expand(inputs.shape.kv_heads)
         unit = unit / scale.repeat_interleave(inputs.shape.group)[:, None]
-    sums = (truth.out * unit).round()
-    off = (found * unit - sums).abs()
-    empty = (truth.weight == 0)[..., None]
-    off = torch.where(empty, torch.where(found == 0, 0.0, torch.inf), off)
     adding = SUM_ROUNDOFFS * unit_roundoff(torch.float32) * truth.weight.sqrt()[..., None]
-    limit = COUNT_SLACK + (COUNT_ROUNDOFFS * unit_roundoff(inputs.batch.query.dtype) + adding) * sums.abs()
-    ratio = torch.where(finite, (off / limit).amax(-1), torch.inf)
-    return off.amax(-1), ratio.nan_to_num(torch.inf)
+    own = COUNT_ROUNDOFFS * unit_roundoff(inputs.batch.query.dtype)
+    return unit, COUNT_SLACK + (own + adding) * (truth.out * unit).round().abs()
 
 
-def _place(w: Worst) -> str:
+def place(w: Worst) -> str:
+    """A row in words."""
     slot = "an empty sequence" if w.slot is None else f"block {w.block} (physical {w.physical_block}), slot {w.slot}"
     return f"sequence {w.seq}, token {w.token}, head {w.q_head} (KV head {w.kv_head}), {slot}"
 
@@ -149,6 +164,8 @@ def _named(inputs: KernelInputs, truth: Truth, out: Tensor, token: int, head: in
     if inputs.probe.name != "fingerprint":
         return ""
     factor = torch.ones((), device=out.device)
+    if inputs.shape.scales == "token":
+        return ""
     if inputs.batch.v_scale is not None:
         factor = inputs.batch.v_scale.expand(inputs.shape.kv_heads)[head // inputs.shape.group]
     got = read_fingerprint(out[token, head].double() / factor)

@@ -7,30 +7,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from pabench.capture.tensors import read_capture
 from pabench.checks.kernel.shapes import Shape
 
-NEEDLE_SCORE = 20.0  # e⁻²⁰: what is not the needle weighs less than rounding does, at any length here
+NEEDLE_SCORE = 20.0  # e⁻²⁰ × 4096: what is not the needle weighs about a rounding in fp32; more where L is larger
+NEEDLE_LENGTH = 4096
+SINK_SHARE = 8.0  # × the weight of all other keys together
 LEVEL_SCORE = 8.0  # a score off by 1 % moves the answer by 8 %
 CODE_PERIOD = 19  # no block size: whole blocks must not sum to zero
 DIGITS = ("block", "offset", "head", "seq")  # what a fingerprint names, digit by digit
 _BASE, _DIGITS_EACH = 8, 3  # small integers are exact in every cache dtype
 
 Overlay = Literal["plausible", "nan", "1e4"]
+# content: judged against the oracle; invariance: against another call of the same kernel; captured: a model's own data
+ProbeKind = Literal["content", "invariance", "captured"]
 
 
 @dataclass(frozen=True)
 class Content:
-    """One sequence: query [T, Hq, D], key [L, Hkv, D], value [L, Hkv, Dv], fp32."""
+    """One sequence: query [T, Hq, D], key [L, Hkv, D], value [L, Hkv, Dv], fp32. ``given`` are the sinks and
+    alibi_slopes [Hq] that belong to them, if any."""
 
     query: Tensor
     key: Tensor
     value: Tensor
+    given: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,7 @@ class Probe:
     make: Callable[[Shape, int, torch.Generator, float], Content]
     overlay: Overlay
     exact: bool = False  # judged by a count of slots in place of the three-way rule
+    kind: ProbeKind = "content"
     integers: bool = False  # V holds small integers × v_scale: exact in every cache dtype
 
 
@@ -129,6 +138,14 @@ def two_level(shape: Shape, seq: int, rng: torch.Generator, scale: float) -> Con
     return Content(query, key, value.masked_fill(high[..., None], 0.0))
 
 
+def captured(shape: Shape, seq: int, rng: torch.Generator, scale: float) -> Content:
+    """What a model computed, replayed."""
+    assert shape.capture is not None
+    _, tensors = read_capture(Path(shape.capture))
+    query, key, value = (tensors.pop(name).float() for name in ("query", "key", "value"))
+    return Content(query, key, value, tensors)
+
+
 def _aligned(
     shape: Shape, seq: int, rng: torch.Generator, scale: float, slot: int, one_direction: bool = False
 ) -> Content:
@@ -138,10 +155,25 @@ def _aligned(
     direction = torch.randint(0, 2, (directions, shape.head_dim), generator=rng) * 2.0 - 1.0
     direction = direction.expand(shape.kv_heads, -1)
     query = direction.repeat_interleave(shape.group, 0).expand(tokens, -1, -1)
-    key = _normal(rng, length, shape.kv_heads, shape.head_dim) * (0.5 / NEEDLE_SCORE)
+    score = NEEDLE_SCORE + max(0.0, math.log(max(length, 1) / NEEDLE_LENGTH))  # sums lose the rest
+    key = _normal(rng, length, shape.kv_heads, shape.head_dim) * (0.5 / score)
     if length:
         key[slot] = direction
-    return Content(query * (NEEDLE_SCORE / (scale * shape.head_dim)), key, torch.empty(0))
+    return Content(query * (score / (scale * shape.head_dim)), key, torch.empty(0))
+
+
+def sink(shape: Shape, seq: int, rng: torch.Generator, scale: float) -> Content:
+    """N(0, 1), but the first token takes most of the weight and holds little, as in trained models."""
+    content, length = iid(shape, seq, rng, scale), shape.seqs[seq][1]
+    if not length:
+        return content
+    direction = torch.randint(0, 2, (shape.kv_heads, shape.head_dim), generator=rng) * 2.0 - 1.0
+    wanted = math.log(length) + 2.0 + math.log(SINK_SHARE)  # the others' scores have a variance of 4: mean weight e²
+    query = content.query + direction.repeat_interleave(shape.group, 0) * (wanted / (scale * shape.head_dim))
+    key, value = content.key.clone(), content.value.clone()
+    key[0] = direction
+    value[0] *= 0.1
+    return Content(query, key, value)
 
 
 def _normal(rng: torch.Generator, *shape: int) -> Tensor:
@@ -162,5 +194,11 @@ PROBES: dict[str, Probe] = {
         Probe("poison", iid, "nan"),
         Probe("needle", needle, "nan"),
         Probe("fingerprint", fingerprint, "1e4", integers=True),
+        Probe("sink", sink, "plausible"),
+        Probe("captured", captured, "nan", kind="captured"),
+        Probe("batching", iid, "plausible", kind="invariance"),
+        Probe("mutation", iid, "plausible", kind="invariance"),
+        Probe("reuse", iid, "plausible", kind="invariance"),
+        Probe("splits", iid, "plausible", kind="invariance"),
     )
 }

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from pabench.cases import precisions
-from pabench.checks.kernel.case import KernelCase, judge_kernel, plan_trials
+from pabench.checks.kernel.case import KernelCase, judge_kernel
+from pabench.checks.kernel.plan import plan_trials
 from pabench.checks.kernel.probes import PROBES
 from pabench.checks.kernel.record import kernel_record, outcome_fields
 from pabench.checks.kernel.shapes import find_shape, shapes
@@ -30,6 +31,7 @@ def plan_kernel_cases(suite: Suite, requests: Sequence[tuple[str, str]], seed: i
         count=wanted.count,
         seed=seed + wanted.seed,
         device=device,
+        everything=bool(wanted.batch_specs),
     )
     return [KernelCase(trial, name, text) for name, text in requests for trial in trials]
 

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from pabench.batch_spec import Seqs, format_batch_spec, parse_batch_spec
+from pabench.capture.meta import built_in_captures, read_meta
 from pabench.errors import UsageError, did_you_mean
 from pabench.pairwise import covering_rows
 
 Layout = Literal["plain", "padded", "interleaved"]
+Border = Literal["none", "2^16 ids", "2^31 bytes", "2^31 elements"]
 MAX_WORK = 20_000_000  # multiply-adds of q·k in one case: what keeps the whole table within minutes on two cores
 
 
@@ -32,10 +35,12 @@ class Shape:
     alibi: bool = False
     cap: float | None = None
     sinks: bool = False
-    scales: Literal["none", "tensor", "head"] = "none"
+    scales: Literal["none", "tensor", "head", "token"] = "none"
     layout: Layout = "plain"
     odd_scale: bool = False  # a softmax scale that is not 1/√head_dim
-    min_blocks: int = 0  # a pool of at least this many blocks, so that high ids are used
+    border: Border = "none"  # block ids, or where they lie, on both sides of this
+    scale: float | None = None  # the softmax scale, where it is not left to the check
+    capture: str | None = None  # the file of the captured attention call that it is the shape of
 
     @property
     def batch_spec(self) -> str:
@@ -49,6 +54,8 @@ class Shape:
 
 def find_shape(text: str, block_size: int) -> Shape:
     """A shape of the table by name or recorded spec, or any spec with ordinary heads. Raises ``UsageError``."""
+    if text.endswith(".json"):
+        return captured_shape(Path(text))
     name, _, spec = text.rpartition(":")
     table = {shape.name: shape for shape in shapes()}
     for candidate in (text, name):
@@ -67,12 +74,33 @@ def find_shape(text: str, block_size: int) -> Shape:
 @cache
 def shapes() -> tuple[Shape, ...]:
     """The whole table, hand-picked shapes first."""
-    return (*_named(), *_pairwise(), *_call_orders())
+    captured = map(captured_shape, built_in_captures().values())
+    return (*_named(), *captured, *_query_lengths(), *_pairwise(), *_call_orders())
 
 
 def hand_picked() -> list[str]:
     """Names of the shapes that are not drawn pairwise: one of each kind of trouble."""
     return [shape.name for shape in (*_named(), *_call_orders())]
+
+
+def captured_shape(path: Path) -> Shape:
+    """The shape of a captured attention call. Raises ``UsageError`` for what is none."""
+    meta = read_meta(path)
+    return Shape(
+        f"captured-{path.stem}",
+        ((meta.query_tokens, meta.length),),
+        group=meta.q_heads // meta.kv_heads,
+        kv_heads=meta.kv_heads,
+        head_dim=meta.head_dim,
+        head_dim_v=None if meta.head_dim_v == meta.head_dim else meta.head_dim_v,
+        causal=meta.causal,
+        window=meta.window,
+        alibi=meta.alibi,
+        cap=meta.soft_cap,
+        sinks=meta.sinks,
+        scale=meta.scale,
+        capture=str(path),
+    )
 
 
 def _decode(*lens: int) -> Seqs:
@@ -124,7 +152,13 @@ def _named() -> tuple[Shape, ...]:
         Shape("scale-0.3", ((1, 40), (6, 16)), odd_scale=True),
         Shape("padded-cache", ((1, 40), (6, 16), (1, 17)), layout="padded"),
         Shape("interleaved-cache", ((1, 40), (6, 16), (1, 17)), layout="interleaved"),
-        Shape("ids-past-65536", _decode(40, 17), block_size=1, group=2, kv_heads=1, head_dim=32, min_blocks=65600),
+        Shape("per-token-scales", ((1, 40), (6, 16), (1, 17)), kv_heads=3, scales="token"),
+        Shape("ids-past-65536", _decode(40, 17), block_size=1, group=2, kv_heads=1, head_dim=32, border="2^16 ids"),
+        Shape("offsets-past-2-gib", _decode(75, 40), group=2, kv_heads=1, head_dim=32, border="2^31 bytes"),
+        Shape("offsets-past-2-gi", ((1, 75), (5, 40)), group=2, kv_heads=1, head_dim=32, border="2^31 elements"),
+        Shape("past-64k", _decode(65536 + 33, 3), group=2, kv_heads=1, head_dim=32),
+        Shape("context-65535", _decode(65535), group=1, kv_heads=1, head_dim=32, block_size=64),
+        Shape("past-64k-chunk", ((5, 65536 + 137),), group=1, kv_heads=1, head_dim=32, block_size=64),
     )
 
 
@@ -139,6 +173,19 @@ def _call_orders() -> tuple[Shape, ...]:
         Shape("plan-prefill-larger", ((50, 120), (33, 33), (17, 64))),
         Shape("plan-prefill-smaller", ((5, 30), (3, 3), (7, 16))),
     )
+
+
+_QUERY_LENGTHS = (*range(1, 10), 15, 16, 17, 31, 32, 33, 64, 127, 128, 129)
+
+
+def _query_lengths() -> tuple[Shape, ...]:
+    """Each query length with and without past × window × batch, pairwise."""
+    found = []
+    for q, past, window, batch in covering_rows((_QUERY_LENGTHS, (0, 45), (None, 13), (1, 3))):
+        seqs = ((q, q + past), (1, past + 1), (max(1, q - 1), q + past + 20))[:batch]
+        name = f"q{q}-past{past}-{'full' if window is None else 'window'}-x{batch}"
+        found.append(Shape(name, seqs, group=2, kv_heads=1, window=window))
+    return tuple(found)
 
 
 _PHASES = ("decode", "prefill", "chunked", "mixed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,15 +22,21 @@ class Truth:
     lse: Tensor  # −inf in rows of empty sequences
     honest: Tensor  # error of same-dtype dense attention, relative to ``size``
     pooled: float  # its root mean square over the rows that see something
+    seen: Tensor  # how many keys a row sees
     weight: Tensor  # the softmax denominator of a count: visible slots + e^sink
     quantization: float | None  # root mean square error that the cache's dtype makes, over the rows
+
+    def rows(self, index: Tensor) -> Truth:
+        """The truth of these rows alone; ``pooled`` stays that of the whole case."""
+        names = ("out", "size", "lse", "honest", "seen", "weight")
+        return replace(self, **{name: getattr(self, name)[index] for name in names})
 
 
 def find_truth(inputs: KernelInputs) -> Truth:
     batch, shape, precision = inputs.batch, inputs.shape, inputs.precision
     device = batch.query.device
     heads, dim_v = batch.num_q_heads, batch.head_dim_v
-    parts: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []
+    parts: list[tuple[Tensor, ...]] = []
     quantization: list[Tensor] = []
     begin = 0
     for s, (q, length) in enumerate(shape.seqs):
@@ -39,7 +45,7 @@ def find_truth(inputs: KernelInputs) -> Truth:
         none = torch.zeros(q, heads, dtype=torch.float64, device=device)
         if length == 0:
             empty = torch.zeros(q, heads, dim_v, dtype=torch.float64, device=device)
-            parts.append((empty, none, torch.full_like(none, -torch.inf), none, none))
+            parts.append((empty, none, torch.full_like(none, -torch.inf), none, none, none))
             continue
         first = 0 if shape.window is None else max(0, length - q - shape.window + 1)
         positions = torch.arange(length - q, length, device=device) - first
@@ -58,17 +64,16 @@ def find_truth(inputs: KernelInputs) -> Truth:
         honest = torch.stack([(d.double() - oracle.out).norm(dim=-1) for d in _dense(query, key, value, arguments)])
         honest = (honest.amax(0) / size).nan_to_num(torch.inf)
         seen = visible(positions, length - first, causal=batch.causal, window=batch.sliding_window)
-        weight = seen.sum(-1, keepdim=True).double().expand(-1, heads)
-        if batch.sinks is not None:
-            weight = weight + batch.sinks.double().exp()
-        parts.append((oracle.out, oracle.size, oracle.lse, honest, weight))
-        if precision.quantized and not inputs.probe.exact:
+        number = seen.sum(-1, keepdim=True).double().expand(-1, heads)
+        weight = number if batch.sinks is None else number + batch.sinks.double().exp()
+        parts.append((oracle.out, oracle.size, oracle.lse, honest, number, weight))
+        if precision.quantized and not inputs.exact:
             content = inputs.contents[s]
             plain = attention_oracle(
                 query, content.key[first:].to(device), content.value[first:].to(device), **arguments
             )
             quantization.append(((oracle.out - plain.out).norm(dim=-1) / size).flatten())
-    out, size, lse, honest, weight = (torch.cat(column) for column in zip(*parts, strict=True))
+    out, size, lse, honest, number, weight = (torch.cat(column) for column in zip(*parts, strict=True))
     errors = honest[size > 0]
     return Truth(
         out=out,
@@ -76,6 +81,7 @@ def find_truth(inputs: KernelInputs) -> Truth:
         lse=lse,
         honest=honest,
         pooled=float(errors.square().mean().sqrt()) if errors.numel() else 0.0,
+        seen=number,
         weight=weight,
         quantization=float(torch.cat(quantization).square().mean().sqrt()) if quantization else None,
     )

@@ -8,13 +8,16 @@ import pytest
 import torch
 
 from pabench.cases import Precision
+from pabench.checks.kernel.case import Trial, judge_kernel
 from pabench.checks.kernel.inputs import build
 from pabench.checks.kernel.judge import judge_lse, judge_output, locate
+from pabench.checks.kernel.plan import plan_trials
 from pabench.checks.kernel.probes import PROBES, balanced_code, fingerprints, read_fingerprint
 from pabench.checks.kernel.shapes import Shape, covering_rows, find_shape, shapes
 from pabench.checks.kernel.truth import find_truth
 from pabench.errors import UsageError
 from pabench.probes import PROBES as NAMES
+from pabench_kernels.request import parse_request
 
 FP32 = Precision("fp32", "fp32", "fp32")
 FP8 = Precision("fp8", "bf16", "fp8_e4m3")
@@ -217,6 +220,79 @@ def test_the_table_covers_what_broke_kernels_before():
     assert {40, 64, 80, 96, 128, 256} <= {s.head_dim for s in table}
     assert {1, 3, 16, 17, 32, 64, 128, 256, 512} <= {s.block_size for s in table}
     assert any(s.block_size == s.kv_heads for s in table)
+
+
+def test_query_lengths_meet_past_window_and_batch():
+    table = [s for s in shapes() if s.name.startswith("q")]
+    lengths = {*range(1, 10), 15, 16, 17, 31, 32, 33, 64, 127, 128, 129}
+    for has in (
+        lambda s, q: s.seqs[0] == (q, q),
+        lambda s, q: s.seqs[0][0] == q and s.seqs[0][1] > q,
+        lambda s, q: s.seqs[0][0] == q and s.window is not None,
+        lambda s, q: s.seqs[0][0] == q and s.window is None,
+        lambda s, q: s.seqs[0][0] == q and len(s.seqs) == 1,
+        lambda s, q: s.seqs[0][0] == q and len(s.seqs) > 1,
+    ):
+        assert {q for q in lengths if any(has(s, q) for s in table)} == lengths
+
+
+def test_64k_contexts_reach_past_the_border_by_two_blocks():
+    long = {n for s in shapes() for _, n in s.seqs if n >= 65535}
+    assert {65535} < long
+    assert max(n for n in long) > 65536 + 2 * 64
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("name", "unit"), [("offsets-past-2-gib", "bytes"), ("offsets-past-2-gi", "elements")])
+def test_blocks_lie_on_both_sides_of_each_offset_border(name, unit, dtype):
+    inputs = build(find_shape(name, 16), "iid", Precision(dtype, dtype, dtype), seed=0)
+    cache, table = inputs.batch.key_cache, inputs.batch.block_table
+    used = torch.cat([row[: -(-n // 16)] for row, (_, n) in zip(table, inputs.shape.seqs, strict=True)])
+    size = cache.itemsize if unit == "bytes" else 1
+    offsets = used.long() * cache.stride(0) * size
+    assert bool((offsets < 2**31).any())
+    assert bool((offsets >= 2**31).any())
+    assert torch.equal(cache[table[0, 4], 5], inputs.keys[0][69].to(cache.dtype))
+
+
+def test_ids_lie_on_both_sides_of_65536():
+    used = build(find_shape("ids-past-65536", 16), "iid", FP32, seed=0).batch.block_table[0, :40]
+    assert int(used.min()) < 65536 < int(used.max())
+
+
+def test_a_pool_that_cannot_be_allocated_is_skipped_and_says_so(monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    trial = Trial(find_shape("offsets-past-2-gib", 16), "iid", FP32, seed=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", refuse)
+        outcome = judge_kernel(trial, parse_request("torch_paged"))
+    assert (outcome.status, outcome.reason) == ("SKIPPED", "no_memory")
+    assert "GiB of address space cannot be allocated" in outcome.message
+
+
+def test_factors_per_token_are_where_the_tokens_are_and_nan_elsewhere():
+    inputs = build(find_shape("per-token-scales", 16), "iid", FP8, seed=0)
+    batch = inputs.batch
+    assert batch.k_scale.shape == (*batch.key_cache.shape[:2], 3)
+    block, offset = int(batch.block_table[0, 2]), 3  # token 35
+    stored = batch.key_cache.view(torch.uint8)[block, offset].view(batch.key_cache.dtype).float()
+    torch.testing.assert_close(stored * batch.k_scale[block, offset][:, None], inputs.keys[0][35])
+    assert bool(batch.k_scale[0].isnan().all())
+
+
+def test_a_kernel_that_does_not_declare_factors_per_token_is_not_given_them():
+    outcome = judge_kernel(Trial(find_shape("per-token-scales", 16), "iid", FP8, 0), parse_request("triton_decode"))
+    assert outcome.status == "SKIPPED"
+
+
+def test_each_shape_and_each_probe_has_its_turn():
+    precisions = [Precision(d, d, d) for d in ("fp32", "bf16")]
+    trials = plan_trials(shapes(), tuple(NAMES), precisions, count=340, seed=0)
+    assert {t.probe for t in trials} == set(NAMES)
+    assert {t.shape.name for t in trials} == {s.name for s in shapes()}
+    assert len(trials) == len({t.key for t in trials}) == 680
 
 
 def test_shapes_are_found_by_name_by_record_and_by_spec():

@@ -41,7 +41,7 @@ def test_passed_cases_are_one_row_a_dtype_with_the_bound(make_case, make_header)
     text = printed(make_header(records), records)
     assert len(text.splitlines()) < 25
     assert "bf16 / fp8_e4m3   300     0" in text
-    assert "600 kernel cases judged, 0 failed: at most 0.50 % of such cases fail" in text  # 3 / 600
+    assert "600 kernel cases judged, 0 failed: at most 0.50 % of such cases fail" in text  # 1 − 0.05^(1/600)
     assert "PASS (exit 0): 600 of 600 judged cases" in " ".join(text.split())
 
 
@@ -62,6 +62,19 @@ def test_failures_are_a_grid_and_three_examples(make_case, make_header, width):
     commands = [r.repro for r in records]
     assert all(len(line) <= width or any(c in line for c in commands) for line in text.splitlines())
     assert len(text.splitlines()) < 60
+
+
+def test_the_grid_marks_what_failed_passed_and_was_only_skipped(make_case, make_header):
+    records = [
+        make_case(0, 16, 40),
+        make_case(1, 32, 40, status="FAIL", message="wrong"),
+        make_case(2, 64, 70000, status="SKIPPED", message="unsupported: long"),
+        make_case(3, 16, 70000),
+    ]
+    lines = [line.split() for line in printed(make_header(records), records).splitlines()]
+    assert ["16", "·", "·"] in lines
+    assert ["32", "1/1"] in lines
+    assert ["64", "–"] in lines
 
 
 def test_skip_reasons_are_counted_and_the_kernel_is_named(make_case, make_header):
