@@ -83,7 +83,7 @@ def _diagnose(inputs: KernelInputs, truth: Truth, out: Tensor, wrong: Tensor, ca
     if explanation.matches:
         history.explained.update(m.what for m in explanation.matches if explanation.fault != "unknown")
         whats = list(dict.fromkeys(m.what for m in explanation.matches))
-        clause = "as if " + " or ".join(whats[:3])
+        clause = "as if " + " or ".join(whats[:2])
         evidence: dict[str, Any] = {"candidates": list(explanation.candidates), "as_if": whats[:6]}
         for match in explanation.matches:
             evidence |= match.evidence

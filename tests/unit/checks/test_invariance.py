@@ -63,7 +63,8 @@ def test_a_kernel_that_never_gives_the_same_twice_is_not_called_stale():
     found = {probe: judged(request_of(drifting), probe).finding for probe in ("batching", "mutation")}
     assert found["batching"] is not None
     assert found["batching"].fault == "unknown"
-    assert found["mutation"] is None
+    assert found["mutation"] is not None
+    assert (found["mutation"].reason, found["mutation"].fault) == ("attention_error", "unknown")
 
 
 def test_the_pool_is_as_it_was_after_a_mutation():
