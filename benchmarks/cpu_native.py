@@ -36,14 +36,14 @@ DTYPES = {
 }
 
 
-def workload(shape: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> PagedBatch:
+def workload(shape: str, dtype: torch.dtype, kv_dtype: torch.dtype, block_size: int = BLOCK_SIZE) -> PagedBatch:
     torch.manual_seed(0)
     seqs, tokens, queries, q_heads, kv_heads, dim = SHAPES[shape]
-    blocks = seqs * tokens // BLOCK_SIZE
+    blocks = seqs * tokens // block_size
     scale = torch.tensor(0.03) if kv_dtype == torch.int8 else None
 
     def pool() -> torch.Tensor:
-        return quantize(torch.randn(blocks, BLOCK_SIZE, kv_heads, dim), kv_dtype, scale)
+        return quantize(torch.randn(blocks, block_size, kv_heads, dim), kv_dtype, scale)
 
     return PagedBatch(
         query=torch.randn(seqs * queries, q_heads, dim).to(dtype),

@@ -21,8 +21,8 @@ from pabench.checks.model import judge
 from pabench.models.load import load_model, resolve_model
 from pabench.prompts import choose
 from pabench.reference.run import run_reference
-from pabench.runner import TORCH_DTYPES
 from pabench.suite import load_suite
+from pabench.torch_dtypes import TORCH_DTYPES
 from pabench_kernels.request import parse_request
 
 

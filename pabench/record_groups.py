@@ -261,3 +261,24 @@ class Diagnosis(Group):
         if value not in FAULTS:
             raise ValueError(f"unknown fault '{value}': {did_you_mean(value, FAULTS)}")
         return value
+
+
+class MemoryItem(Group):
+    """Bytes; null is unknown, never 0."""
+
+    planned: NonNegativeInt | None
+    measured: NonNegativeInt | None
+
+
+class Memory(Group):
+    """The device's memory before the block pool was made, the blocks that its plan says fit, and where it went:
+    weights, buffers, kv_pool, kept_kv (K and V that shadow mode keeps) and activations."""
+
+    device: str
+    total_bytes: NonNegativeInt | None
+    used_bytes: NonNegativeInt | None
+    unknown: str | None = None  # why, where the device could not be measured
+    block_bytes: NonNegativeInt
+    needed_blocks: NonNegativeInt
+    fit_blocks: NonNegativeInt | None
+    items: dict[str, MemoryItem]

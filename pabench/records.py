@@ -26,6 +26,8 @@ from pabench.record_groups import (
     FreeForm,
     Group,
     Logits,
+    Memory,
+    MemoryItem,
     NoiseFloor,
     Num,
     OracleKld,
@@ -58,6 +60,8 @@ __all__ = [
     "Gate",
     "Git",
     "Logits",
+    "Memory",
+    "MemoryItem",
     "NoiseFloor",
     "OracleKld",
     "Proof",
@@ -76,6 +80,7 @@ __all__ = [
     "Worst",
     "dumps",
     "jsonable",
+    "looks_absolute",
     "summarize",
 ]
 
@@ -89,6 +94,11 @@ KvDtype = Literal["fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8"]
 
 # "/x", "~/x" or "C:\x" at the start or after anything that is no path character; "org/name" and "tests/k.py" are fine
 _ABSOLUTE = re.compile(r"(?:^|[^\w.\-/)\]])(?:~?/+\w|[A-Za-z]:[\\/])")
+
+
+def looks_absolute(name: str) -> bool:
+    """Whether a name would put an absolute path into a record."""
+    return _ABSOLUTE.search(name) is not None
 
 
 class Record(Group):
@@ -116,6 +126,7 @@ class Record(Group):
     timing: Timing | None = None
     bandwidth: Bandwidth | None = None
     diagnosis: Diagnosis | None = None
+    memory: Memory | None = None
     duration_s: Num | None = None
 
     @property
@@ -125,7 +136,7 @@ class Record(Group):
     @model_validator(mode="after")
     def _honest(self) -> Record:
         for name, value in (("case_id", self.case_id), ("pair_key", self.pair_key)):
-            if _ABSOLUTE.search(value):
+            if looks_absolute(value):
                 raise ValueError(f"{name} must hold no absolute path, got '{value}'")
         if self.passed:
             self._check_pass()

@@ -34,7 +34,7 @@ class KernelCheck(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     dtypes: tuple[str, ...] | None = None  # those of the suite where none are given
-    count: int = Field(default=340, strict=True, ge=1)
+    count: int = Field(default=345, strict=True, ge=1)
     seed: int = 0  # added to the run's
     batch_specs: tuple[str, ...] = ()  # all shapes of the table where none are given
     probes: tuple[str, ...] = ()  # all probes where none are given

@@ -1,4 +1,4 @@
-"""A kernel of your own, in plain torch: pabench run smoke -k docs/examples/my_kernel.py:my_kernel"""
+"""A kernel of your own, in plain torch: pabench run kernels -k docs/examples/my_kernel.py:my_kernel"""
 
 import torch
 
@@ -7,7 +7,7 @@ from pabench_kernels import PagedBatch
 
 def my_kernel(batch: PagedBatch) -> torch.Tensor:
     """Paged attention, sequence by sequence, in fp32. Returns [num_tokens, num_q_heads, head_dim_v]."""
-    out = torch.empty(batch.num_tokens, batch.num_q_heads, batch.head_dim_v, dtype=batch.query.dtype)
+    out = batch.query.new_empty(batch.num_tokens, batch.num_q_heads, batch.head_dim_v)
     starts = batch.query_start_loc.tolist()
     for s, length in enumerate(batch.seq_lens.tolist()):
         rows = slice(starts[s], starts[s + 1])
@@ -18,7 +18,7 @@ def my_kernel(batch: PagedBatch) -> torch.Tensor:
         key = key.repeat_interleave(batch.group_size, dim=1)
         value = value.repeat_interleave(batch.group_size, dim=1)
         scores = torch.einsum("qhd,khd->hqk", query, key) * batch.scale
-        future = torch.ones(len(query), length, dtype=torch.bool).triu(length - len(query) + 1)
+        future = torch.ones(len(query), length, dtype=torch.bool, device=query.device).triu(length - len(query) + 1)
         weights = scores.masked_fill(future, float("-inf")).softmax(-1)
         out[rows] = torch.einsum("hqk,khd->qhd", weights, value).to(out.dtype)
     return out

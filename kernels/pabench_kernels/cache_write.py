@@ -16,12 +16,13 @@ INT8_MAX = 127  # symmetric: −128 is never written
 def quantize(x: Tensor, dtype: torch.dtype, scale: Tensor | None = None) -> Tensor:
     """``x / scale`` in ``dtype``, rounded to nearest even; fp8 and int8 saturate at ±max instead of NaN or wrapping.
 
-    ``x`` is [..., Hkv, D] in any float dtype, ``scale`` fp32 [] or [Hkv]; None = 1.0. The division is done in fp32. NaN
-    stays NaN in fp8 and becomes 0 in int8.
+    ``x`` is [..., Hkv, D] in any float dtype, ``scale`` fp32 [], [Hkv] or [..., Hkv]; None = 1.0. The division is done
+    in fp32; a scale of 0, as an all-zero token has, stores 0 and not 0 / 0. ±Inf saturates too, NaN stays NaN in fp8
+    and becomes 0 in int8.
     """
     if scale is None and x.dtype == dtype:
         return x
-    scaled = x.float() if scale is None else x.float() / per_head(scale)
+    scaled = x.float() if scale is None else x.float() / per_head(scale.masked_fill(scale == 0, 1))
     if dtype in FP8_DTYPES:
         limit = torch.finfo(dtype).max
         return scaled.clamp(-limit, limit).to(dtype)
@@ -31,14 +32,14 @@ def quantize(x: Tensor, dtype: torch.dtype, scale: Tensor | None = None) -> Tens
 
 
 def dequantize(x: Tensor, scale: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """``x × scale`` computed in fp32, then rounded to ``dtype``. ``x`` is [..., Hkv, D], ``scale`` fp32 [] or [Hkv]."""
+    """``x × scale`` computed in fp32, then rounded to ``dtype``. ``x`` [..., Hkv, D], ``scale`` [] or [..., Hkv]."""
     if scale is None and x.dtype == dtype:
         return x
     return (x.float() if scale is None else x.float() * per_head(scale)).to(dtype)
 
 
 def per_head(scale: Tensor) -> Tensor:
-    """A dequantisation factor [] or [Hkv], shaped to broadcast over [..., Hkv, D]."""
+    """A dequantisation factor [], [Hkv] or [..., Hkv], shaped to broadcast over [..., Hkv, D]."""
     return scale if scale.ndim == 0 else scale.unsqueeze(-1)
 
 
@@ -55,27 +56,35 @@ def reshape_and_cache(
 
     ``key`` [T, Hkv, D] and ``value`` [T, Hkv, Dv] in any float dtype; ``key_cache`` [NB, BS, Hkv, D] and
     ``value_cache`` [NB, BS, Hkv, Dv] in any strides; ``slot_mapping`` int64 [T] holds block × BS + offset, or −1 to
-    skip that token. What is stored is ``quantize(key, key_cache.dtype, k_scale)``. Raises ``ValueError`` before
-    anything is written if shapes disagree or a slot lies outside the pool. The operation is vLLM's
+    skip that token. ``k_scale`` and ``v_scale`` are fp32 [], [Hkv] or [NB, BS, Hkv], one per token and head. What is
+    stored is ``quantize(key, key_cache.dtype, k_scale)``, a token's scale being that of its slot. Raises ``ValueError``
+    before anything is written if shapes disagree or a slot lies outside the pool. The operation is vLLM's
     ``reshape_and_cache``.
     """
-    _check(key, value, key_cache, value_cache, slot_mapping)
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scale is not None and tuple(scale.shape) not in ((), (key.shape[1],)):
-            raise ValueError(f"{name} must have shape [] or [{key.shape[1]}], got {list(scale.shape)}")
+    check_shapes(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
+    _check_slots(slot_mapping, key_cache)
     kept = slot_mapping >= 0
     slots = slot_mapping[kept]
     block_size = key_cache.shape[1]
     where = (slots // block_size, slots % block_size)
     for new, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
-        stored = quantize(new[kept], cache.dtype, scale)
+        stored = quantize(new[kept], cache.dtype, scale if scale is None or scale.ndim < 3 else scale[where])
         if cache.dtype in FP8_DTYPES:  # index_put has no fp8, the bytes are what counts
             cache.view(torch.uint8)[where] = stored.view(torch.uint8)
         else:
             cache[where] = stored
 
 
-def _check(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+def check_shapes(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> None:
+    """Raises ``ValueError`` if the arguments of a cache write do not fit together. Reads shapes and dtypes only."""
     for name, new, cache in (("key", key, key_cache), ("value", value, value_cache)):
         if new.ndim != 3 or cache.ndim != 4 or new.shape[1:] != cache.shape[2:]:
             raise ValueError(
@@ -95,7 +104,15 @@ def _check(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, s
         )
     if slot_mapping.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"slot_mapping must be int64, got {slot_mapping.dtype}")
-    if tokens:
+    heads = key.shape[1]
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is not None and tuple(scale.shape) not in ((), (heads,), tuple(key_cache.shape[:3])):
+            shapes = f"[], [{heads}] or {list(key_cache.shape[:3])}"
+            raise ValueError(f"{name} must have shape {shapes}, got {list(scale.shape)}")
+
+
+def _check_slots(slot_mapping: Tensor, key_cache: Tensor) -> None:
+    if slot_mapping.numel():
         low, high = (int(bound) for bound in slot_mapping.aminmax())
         num_slots = key_cache.shape[0] * key_cache.shape[1]
         if low < -1 or high >= num_slots:

@@ -23,13 +23,14 @@
 struct Args {
   const void *query, *key_cache, *value_cache;              // [T, Hq, D], [blocks, BS, Hkv, D], [blocks, BS, Hkv, Dv]
   const int32_t *block_table, *seq_lens, *query_start_loc;       // [S, columns], [S], [S + 1]
-  const float *k_scale, *v_scale;                                // [Hkv] or null
+  const float *k_scale, *v_scale;                                // [Hkv], [blocks, BS, Hkv] or null
   const float *alibi_slopes, *sinks;                             // [Hq] or null
   float *out, *lse;                                              // [T, Hq, Dv]; [T, Hq] or null
   int64_t query_format, key_format, value_format;
   int64_t num_tokens, num_seqs, num_q_heads, num_kv_heads, head_dim, head_dim_v;
   int64_t num_blocks, block_size, columns;
   int64_t query_strides[2], key_strides[3], value_strides[3], table_stride;
+  int64_t token_scales[2];  // whether k_scale, v_scale are [blocks, BS, Hkv], contiguous
   int64_t causal, window;  // window: -1 = none
   int64_t threads;
   float scale, soft_cap;                // soft_cap: 0 = none
@@ -109,6 +110,7 @@ struct Item {
 struct Tile {
   int64_t start = 0, n = 0;                       // positions start…start+n−1
   const char *key[TILE] = {}, *value[TILE] = {};  // rows of KV head 0
+  int64_t slot[TILE] = {};                        // block × BS + offset
 };
 
 // Asks for the rows of the next tile while this one is computed, in the order in which they lie in memory.
@@ -239,6 +241,7 @@ class Worker {
     int64_t column = start / a.block_size, slot = start % a.block_size;
     for (int64_t t = 0; t < tile.n; ++t) {
       const int64_t block = table[column];
+      tile.slot[t] = block * a.block_size + slot;
       tile.key[t] = static_cast<const char*>(a.key_cache) +
                     (block * a.key_strides[0] + slot * a.key_strides[1]) * key_size;
       tile.value[t] = static_cast<const char*>(a.value_cache) +
@@ -247,13 +250,15 @@ class Worker {
     }
   }
 
-  // One head's rows as fp32: where they lie, or widened into `room`.
-  static void fetch(const char* const* at, int64_t n, int64_t offset, int64_t format, int64_t size, float* room,
-                    const float** found) {
-    const bool in_place = format == FP32 && size % 8 == 0;
+  // One head's rows as fp32: where they lie, or widened into `room` and multiplied by their own scales.
+  void fetch(const char* const* at, int64_t n, int64_t offset, int64_t format, int64_t size, float* room,
+             const float** found, const float* scales, const int64_t* slots) const {
+    const bool in_place = format == FP32 && size % 8 == 0 && !scales;
     for (int64_t t = 0; t < n; ++t) {
       const char* row = at[t] + offset * size_of(format);
       if (!in_place) widen(format, row, room + t * padded(size), size);
+      if (scales)
+        for (int64_t d = 0; d < size; ++d) room[t * padded(size) + d] *= scales[slots[t] * a.num_kv_heads];
       found[t] = in_place ? reinterpret_cast<const float*>(row) : room + t * padded(size);
     }
     for (int64_t t = n; t % 4; ++t) found[t] = found[n - 1];  // scores come in fours
@@ -262,8 +267,10 @@ class Worker {
   void attend(const Tile& tile, int64_t head, int64_t first_row, Ahead& keys_ahead, Ahead& values_ahead,
               int64_t lines) {
     const float *key[TILE], *value[TILE];
-    fetch(tile.key, tile.n, head * a.key_strides[2], a.key_format, a.head_dim, wide_key.data(), key);
-    fetch(tile.value, tile.n, head * a.value_strides[2], a.value_format, a.head_dim_v, wide_value.data(), value);
+    fetch(tile.key, tile.n, head * a.key_strides[2], a.key_format, a.head_dim, wide_key.data(), key,
+          a.token_scales[0] ? a.k_scale + head : nullptr, tile.slot);
+    fetch(tile.value, tile.n, head * a.value_strides[2], a.value_format, a.head_dim_v, wide_value.data(), value,
+          a.token_scales[1] ? a.v_scale + head : nullptr, tile.slot);
     for (int64_t t = 0; t < tile.n; t += 4) {
       for (int64_t i = 0; i < lines; i += 4) keys_ahead.ask(4), values_ahead.ask(4);
       for (int64_t r = 0, n; r < num_rows; r += n) {
@@ -272,7 +279,7 @@ class Worker {
         run(&query[(first_row + r) * dim], key + t, dim, &logits[r * TILE + t]);
       }
     }
-    const float factor = a.scale * (a.k_scale ? a.k_scale[head] : 1.0f);
+    const float factor = a.scale * (a.k_scale && !a.token_scales[0] ? a.k_scale[head] : 1.0f);
     for (int64_t r = 0; r < num_rows; ++r) {
       const float slope = a.alibi_slopes ? a.alibi_slopes[head * group + r % group] : 0.0f;
       decay[r] = soften(&logits[r * TILE], tile, rows[first_row + r], Rule{factor, a.soft_cap, slope});
@@ -292,7 +299,7 @@ class Worker {
       const int64_t token = start + item.first + int64_t(i) % num_rows / group;
       const int64_t kv_head = item.head_begin + int64_t(i) / num_rows;
       const int64_t to = token * a.num_q_heads + kv_head * group + int64_t(i) % group;
-      const float factor = a.v_scale ? a.v_scale[kv_head] : 1.0f;
+      const float factor = a.v_scale && !a.token_scales[1] ? a.v_scale[kv_head] : 1.0f;
       const Row& row = rows[i];
       for (int64_t d = 0; d < a.head_dim_v; ++d)
         a.out[to * a.head_dim_v + d] = row.sum == 0 ? 0.0f : acc[i * dim_v + d] / row.sum * factor;

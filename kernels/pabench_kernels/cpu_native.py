@@ -51,6 +51,7 @@ class _Args(ctypes.Structure):
         ("key_strides", _INT64 * 3),
         ("value_strides", _INT64 * 3),
         ("table_stride", _INT64),
+        ("token_scales", _INT64 * 2),
         ("causal", _INT64),
         ("window", _INT64),
         ("threads", _INT64),
@@ -91,15 +92,12 @@ def _unsupported(batch: PagedBatch) -> list[str]:
             reasons.append(f"{name}'s last dimension must be contiguous, got stride {x.stride(-1)}")
     if batch.num_q_heads % batch.num_kv_heads:
         reasons.append(f"{batch.num_q_heads} query heads are no multiple of {batch.num_kv_heads} KV heads")
-    for name, scale in (("k_scale", batch.k_scale), ("v_scale", batch.v_scale)):
-        if scale is not None and tuple(scale.shape) not in ((), (batch.num_kv_heads,)):
-            reasons.append(f"{name} must be per tensor or per head, got shape {list(scale.shape)}")
     if not reasons and isinstance(reason := _function(), str):  # last: it compiles
         reasons.append(reason)
     return reasons
 
 
-@kernel(NAME, unsupported=_unsupported)
+@kernel(NAME, unsupported=_unsupported, per_token_scales=True)
 def cpu_native(batch: PagedBatch, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """Paged attention of any batch, phases mixed or not, on ``torch.get_num_threads()`` threads.
 
@@ -149,6 +147,7 @@ def cpu_native(batch: PagedBatch, return_lse: bool = False) -> Tensor | tuple[Te
         key_strides=batch.key_cache.stride()[:3],
         value_strides=batch.value_cache.stride()[:3],
         table_stride=table.stride(0),
+        token_scales=tuple(scale is not None and scale.ndim == 3 for scale in (batch.k_scale, batch.v_scale)),
         causal=batch.causal,
         window=-1 if batch.sliding_window is None else batch.sliding_window,
         threads=torch.get_num_threads(),
@@ -164,7 +163,10 @@ def cpu_native(batch: PagedBatch, return_lse: bool = False) -> Tensor | tuple[Te
 
 
 def _floats(x: Tensor | None, shape: tuple[int]) -> Tensor | None:
-    return None if x is None else x.to(torch.float32).expand(shape).contiguous()
+    """fp32, contiguous; a scalar repeated to ``shape``, scales per token and head as they are."""
+    if x is None:
+        return None
+    return x.to(torch.float32).expand(x.shape if x.ndim == 3 else shape).contiguous()
 
 
 def _error(code: int, args: _Args) -> Exception:

@@ -6,8 +6,9 @@ without a record of it.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -30,6 +31,18 @@ class ContractBrokenError(RuntimeError):
     """A kernel returned something that is not an attention output of this batch. The text is for the user."""
 
 
+class InterpreterLimitError(NotImplementedError):
+    """A kernel asked Triton's interpreter for what it computes wrongly, so its output says nothing about it."""
+
+    def __init__(self, used: Collection[str]) -> None:
+        dtypes = sorted({what.partition(" ")[0] for what in used})
+        self.reason = "interpreter_bf16" if "bf16" in dtypes else "interpreter_fp8"
+        super().__init__(
+            f"Triton's interpreter computes {' and '.join(dtypes)} wrongly here ({', '.join(sorted(used))}), whatever "
+            "the kernel; judge fp32 or fp16, or run on a GPU"
+        )
+
+
 @dataclass(frozen=True)
 class FallbackKey:
     """One kind of fallback: from the asked kernel to the one that ran, with the reasons, where."""
@@ -49,6 +62,7 @@ class Dispatcher:
     fallback_name: str = PAIRED
     trace: ExecutionTrace = field(default_factory=ExecutionTrace)
     fallbacks: Counter[FallbackKey] = field(default_factory=Counter)
+    interpreter_limit: str | None = None  # "interpreter_bf16" where a call was refused for Triton's interpreter's sake
 
     def __call__(self, batch: PagedBatch, layer: int) -> Tensor:
         """Attention of ``batch`` in ``layer``: [T, Hq, Dv] in the query's dtype.
@@ -76,10 +90,13 @@ class Dispatcher:
             if not reasons:
                 self.trace.selected[kernel.name, layer, phase] += 1
                 try:
-                    return _checked(kernel, kernel(batch), batch)
+                    with _honest_interpreter():
+                        return _checked(kernel, kernel(batch), batch)
                 except NotImplementedError as error:  # a limit found late
                     reasons = [str(error) or "raised NotImplementedError"]
                     self.trace.selected[kernel.name, layer, phase] -= 1
+                    if isinstance(error, InterpreterLimitError):
+                        self.interpreter_limit = error.reason
         other = get_kernel(self.fallback_name)
         if not under_test or other.name == kernel.name:
             raise ContractBrokenError(
@@ -159,6 +176,25 @@ def _select(batch: PagedBatch, rows: Tensor) -> tuple[PagedBatch, Tensor]:
         max_seq_len=int(seq_lens.max()),
     )
     return part, tokens
+
+
+@contextmanager
+def _honest_interpreter() -> Iterator[None]:
+    """Raises ``InterpreterLimitError``, also in place of what the kernel raised: it may have failed over garbage."""
+    if sys.modules.get("triton") is None:  # no kernel of Triton's can have been defined
+        yield
+        return
+    from pabench_kernels.interpreter import watched
+
+    with watched() as used:
+        try:
+            yield
+        except Exception as error:
+            if used:
+                raise InterpreterLimitError(used) from error
+            raise
+    if used:
+        raise InterpreterLimitError(used)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def build(source: Path) -> Path:
     of its own bytes, so that a library that was cut off is built anew. It appears by one rename: processes that build
     at the same time do the work twice and disturb nobody. Raises ``BuildError``.
     """
-    compiler = _compiler()
+    compiler = find_compiler()
     folder = cache_dir()
     stem = f"{source.stem}-{_key(source, compiler)}"
     try:
@@ -80,8 +80,11 @@ def cache_dir() -> Path:
     return base / "pabench" / "native"
 
 
-def _compiler() -> list[str]:
-    """The compiler's command: ``$CXX``, which may hold options, else the first that is installed."""
+def find_compiler() -> list[str]:
+    """The compiler's command: ``$CXX``, which may hold options, else the first that is installed.
+
+    Raises ``BuildError`` where there is none.
+    """
     chosen = shlex.split(os.environ.get("CXX", ""))
     for command in [chosen] if chosen else [[name] for name in COMPILERS]:
         if (path := shutil.which(command[0])) is not None:

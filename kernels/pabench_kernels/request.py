@@ -36,7 +36,7 @@ class KernelRequest:
     def source_digest(self) -> str:
         """Short digest of these files and of this package, which kernels share code in."""
         digest = hashlib.sha256()
-        for file in sorted({*map(Path, self.files), *Path(__file__).parent.glob("*.py")}):
+        for file in sorted({*map(Path, self.files), *Path(__file__).parent.rglob("*.py")}):
             digest.update(file.read_bytes() if file.is_file() else str(file).encode())
         return digest.hexdigest()[:16]
 
@@ -61,8 +61,8 @@ def split_requests(values: Sequence[str]) -> list[str]:
 
 def parse_request(text: str) -> KernelRequest:
     """Load the kernels that a request names. Raises ``UnknownKernelError`` with a sentence for the user."""
-    kernels: dict[Phase, Kernel] = {}
     if text.partition("=")[0] in PHASES:
+        kernels: dict[Phase, Kernel] = {}
         for item in text.split(","):
             phase_text, _, name = item.partition("=")
             phase = next((p for p in PHASES if p == phase_text.strip()), None)
@@ -75,10 +75,16 @@ def parse_request(text: str) -> KernelRequest:
                     f"it has {', '.join(sorted(kernels[phase].phases))}"
                 )
         name = ",".join(f"{p}={kernels[p].name}" for p in PHASES if p in kernels)
-    else:
-        kernel = get_kernel(text)
-        kernels = {p: kernel for p in PHASES if p in kernel.phases}
-        name = kernel.name
+        return _request(name, text, kernels)
+    return request_of(get_kernel(text), text)
+
+
+def request_of(kernel: Kernel, text: str) -> KernelRequest:
+    """The request of one kernel for all of its phases; ``text`` names it on a command line."""
+    return _request(kernel.name, text, {p: kernel for p in PHASES if p in kernel.phases})
+
+
+def _request(name: str, text: str, kernels: dict[Phase, Kernel]) -> KernelRequest:
     under_test = frozenset(kernels)
     for phase in PHASES:
         if phase not in kernels:

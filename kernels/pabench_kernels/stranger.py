@@ -25,6 +25,10 @@ def load_file(path: str, function: str) -> Kernel:
         found_file = False
     if not found_file:
         raise LookupError(f"kernel file '{path}' does not exist; give FILE.py:FUNCTION")
+    if function and not function.isidentifier():
+        raise LookupError(
+            f"kernel '{path}:{function}': '{function}' is no name of a Python function; give FILE.py:FUNCTION"
+        )
     module = _import_file(file, path)
     found = getattr(module, function, None) if function else None
     if found is None or not callable(found):
@@ -43,10 +47,12 @@ def load_file(path: str, function: str) -> Kernel:
 
 
 def as_kernel(fn: Callable[..., Any], name: str) -> Kernel:
-    """Wrap a plain function ``fn(batch) -> Tensor`` with its optional attributes ``unsupported``, ``phases`` and
-    ``per_token_scales``.
+    """Wrap a plain function ``fn(batch) -> Tensor`` with its optional attributes.
 
-    Raises ``LookupError`` if ``phases`` names anything but prefill and decode.
+    They are ``unsupported``, ``phases``, ``plan`` and ``per_token_scales`` (true if it takes scales [NB, BS, Hkv]).
+
+    Raises ``LookupError`` if ``phases`` names anything but prefill and decode, or if ``plan`` is no function whose
+    result ``fn`` takes as the keyword ``state``.
     """
     given = getattr(fn, "phases", ALL_PHASES)
     try:
@@ -59,17 +65,22 @@ def as_kernel(fn: Callable[..., Any], name: str) -> Kernel:
     if limits is not None and not callable(limits):
         raise LookupError(f"kernel '{name}': unsupported must be a function of the batch, got {limits!r}")
     try:
-        has_lse = "return_lse" in inspect.signature(fn).parameters
+        parameters = set(inspect.signature(fn).parameters)
     except (TypeError, ValueError):  # a builtin may have no signature
-        has_lse = False
+        parameters = set()
+    plan = getattr(fn, "plan", None)
+    if plan is not None and not (callable(plan) and "state" in parameters):
+        raise LookupError(f"kernel '{name}': plan must be a function of the batch, and the kernel must take state=")
     return Kernel(
         name=name,
         fn=fn,
         phases=phases,
         declared_limits=limits,
+        per_token_scales=bool(getattr(fn, "per_token_scales", False)),
         stranger=True,
-        has_lse=has_lse,
-        per_token_scales=getattr(fn, "per_token_scales", False) is True,
+        has_lse="return_lse" in parameters,
+        has_out="out" in parameters,
+        plan_fn=plan,
     )
 
 

@@ -38,13 +38,10 @@ def _unsupported(batch: PagedBatch) -> list[str]:
         reasons.append(f"query dtype {batch.query.dtype} is not a float that attention is computed in")
     if batch.num_q_heads % batch.num_kv_heads:
         reasons.append(f"{batch.num_q_heads} query heads are no multiple of {batch.num_kv_heads} KV heads")
-    for name, scale in (("k_scale", batch.k_scale), ("v_scale", batch.v_scale)):
-        if scale is not None and tuple(scale.shape) not in ((), (batch.num_kv_heads,)):
-            reasons.append(f"{name} must be per tensor or per head, got shape {list(scale.shape)}")
     return reasons
 
 
-@kernel(NAME, unsupported=_unsupported)
+@kernel(NAME, unsupported=_unsupported, per_token_scales=True)
 def torch_paged(batch: PagedBatch, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """Paged attention of any batch, phases mixed or not.
 
@@ -82,6 +79,8 @@ def _gather(batch: PagedBatch, seq: int, rows: slice, length: int) -> _Sequence:
     def pick(cache: Tensor, scale: Tensor | None) -> Tensor:
         raw = cache.view(torch.uint8) if cache.dtype in FP8_DTYPES else cache
         chosen = raw.index_select(0, blocks).flatten(0, 1)[own].view(cache.dtype)
+        if scale is not None and scale.ndim == 3:
+            scale = scale.index_select(0, blocks).flatten(0, 1)[own]
         return dequantize(chosen, scale, batch.query.dtype).transpose(0, 1)
 
     query = batch.query[rows]

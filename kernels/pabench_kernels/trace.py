@@ -6,7 +6,7 @@ Triton's own launch hooks do nothing under the interpreter, so each launcher cou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -31,12 +31,26 @@ class _Scope:
 
 # One dispatch at a time, and global on purpose: a context variable would not see a kernel that works in another thread.
 _scope: _Scope | None = None
+_watcher: Callable[[int, str], None] | None = None
+
+
+@contextmanager
+def watched(watcher: Callable[[int, str], None]) -> Iterator[None]:
+    """Call ``watcher(layer, phase)`` before each kernel call inside the block."""
+    global _watcher
+    before, _watcher = _watcher, watcher
+    try:
+        yield
+    finally:
+        _watcher = before
 
 
 @contextmanager
 def tracing(trace: ExecutionTrace, layer: int, phase: str) -> Iterator[None]:
     """Count entries and launches inside the block into ``trace``, under this layer and phase."""
     global _scope
+    if _watcher is not None:
+        _watcher(layer, phase)
     before, _scope = _scope, _Scope(trace, layer, phase)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What the Triton kernels share: limits, how cache elements become numbers, and launch settings.
+"""What the launchers of the Triton kernels share: limits, arguments, tile sizes.
 
 The same sources run on a GPU and under Triton's interpreter. The interpreter pays per operation and not per element, so
 there a program takes many (sequence, KV head) pairs (``PAIRS``) and long key tiles; on a GPU it takes one pair.
@@ -15,10 +15,15 @@ import triton.language as tl
 from torch import Tensor
 
 from pabench_kernels.contract import PagedBatch
+from pabench_kernels.trace import count_launch
+from pabench_kernels.triton_attend import attention_kernel
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
+MAX_ROWS = 128  # of a tile; more query heads or tokens take more tiles
+MAX_ACCUMULATOR = 16384  # fp32 numbers of a tile; more would spill registers
 MIN_DOT = 16  # tensor cores take no smaller tile
 MAX_INTERPRETED_TILE = 1 << 20  # elements; Triton allows no larger tensor
+MAX_FP32_ROWS = 16  # more spill kilobytes, and Triton 3.6 refuses 32 rows × 16 keys
 INTERPRETED_PROGRAM = 100_000  # what one more program costs, in loaded elements
 QUERY_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -29,33 +34,6 @@ _QUANTIZED = {
     torch.float8_e5m2: (torch.uint8, "e5m2"),
     torch.int8: (torch.int8, "plain"),
 }
-
-
-@triton.jit
-def to_number(raw, FORMAT: tl.constexpr, DTYPE: tl.constexpr):
-    """Loaded elements as ``DTYPE``, exactly: every fp8 and int8 number is also a bf16, an fp16 and an fp32 number."""
-    if FORMAT == "e4m3":
-        half = ((raw & 0x80).to(tl.int16) << 8) | ((raw & 0x7F).to(tl.int16) << 7)  # fp16 has 8 more exponent bias
-        number = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-        return tl.where((raw & 0x7F) == 0x7F, float("nan"), number).to(DTYPE)
-    elif FORMAT == "e5m2":
-        return (raw.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(DTYPE)
-    elif FORMAT == "bf16_bits":
-        return (raw.to(tl.int32) << 16).to(tl.float32, bitcast=True).to(DTYPE)
-    else:
-        return raw.to(DTYPE)
-
-
-@triton.jit
-def soft_capped(logits, cap):
-    """``cap × tanh(logits / cap)``; Taylor near 0, where (1 − e⁻²ˣ) / (1 + e⁻²ˣ) would cancel."""
-    x = logits / cap
-    y = x * x
-    series = 62.0 / 2835 + y * (-1382.0 / 155925 + y * (21844.0 / 6081075))
-    series = 1.0 + y * (-1.0 / 3 + y * (2.0 / 15 + y * (-17.0 / 315 + y * series)))
-    t = tl.exp(-2.0 * tl.abs(x))
-    far = (1.0 - t) / (1.0 + t)
-    return cap * tl.where(y < 0.25, x * series, tl.where(x < 0, -far, far))
 
 
 def interpreting() -> bool:
@@ -72,7 +50,7 @@ def storage(x: Tensor) -> tuple[Tensor, str]:
 
 
 def limits(batch: PagedBatch) -> list[str]:
-    """What neither Triton kernel computes, as sentences; empty if they can."""
+    """What no Triton kernel computes, as sentences; empty if they can."""
     reasons = []
     if batch.query.device.type == "cpu" and not interpreting():
         reasons.append("Triton needs a GPU or TRITON_INTERPRET=1")
@@ -89,15 +67,12 @@ def limits(batch: PagedBatch) -> list[str]:
             reasons.append(f"{name}'s last dimension must be contiguous, got stride {x.stride(-1)}")
         if name != "query" and x.dtype != batch.query.dtype and x.dtype not in _QUANTIZED:
             reasons.append(f"{name} must be {batch.query.dtype}, fp8_e4m3fn, fp8_e5m2 or int8, got {x.dtype}")
-    for name, scale in (("k_scale", batch.k_scale), ("v_scale", batch.v_scale)):
-        if scale is not None and tuple(scale.shape) not in ((), (batch.num_kv_heads,)):
-            reasons.append(f"{name} must be per tensor or per head, got shape {list(scale.shape)}")
     return reasons
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tile sizes and GPU launch settings. ``rows`` query rows and ``keys`` keys of each of ``pairs`` pairs."""
+    """Tile sizes and GPU launch settings: ``pairs`` tiles a program, of ``rows`` query rows and ``keys`` keys each."""
 
     pairs: int
     rows: int
@@ -107,19 +82,40 @@ class Tiling:
 
 
 def gpu_tiling(rows: int, dim: int, itemsize: int) -> Tiling:
-    """``rows`` query rows of padded width ``dim``; a K or V tile takes at most 16 KiB of shared memory a stage."""
-    keys = max(16, min(64, 8192 // (dim * itemsize // 2)))
-    stages = 1 if itemsize == 4 else 2
-    return Tiling(1, rows, keys, 4 if rows * dim <= 8192 else 8, stages)
+    """At most ``rows`` query rows of padded width ``dim``, so few that neither registers nor shared memory run out.
+
+    `pabench compile` shows what a change here costs. A K or V tile takes at most 16 KiB of shared memory a stage.
+    """
+    if itemsize == 4:  # no tensor core takes fp32 exactly: a thread holds its operands in registers
+        return Tiling(1, min(rows, MAX_FP32_ROWS), max(16, min(32, 2048 // dim)), 4, 1)
+    rows = min(rows, MAX_ACCUMULATOR // dim)
+    keys = max(16, min(64, 8192 // dim))
+    return Tiling(1, rows, keys, 4 if rows * dim < 8192 else 8, 2)
 
 
-def interpreted_pairs(batch: PagedBatch, rows: int, keys: int) -> int:
-    """Pairs per program under the interpreter: a power of two that leaves few programs and few empty places."""
+def interpreted_tiling(batch: PagedBatch, rows: int, keys: int, tiles: int) -> Tiling:
+    """Few programs under the interpreter: a power of two of the ``tiles`` in each that leaves few places empty."""
     dim = padded(max(batch.head_dim, batch.head_dim_v))
     tile = max(rows * keys, rows * dim, keys * dim)
-    num_pairs = batch.num_seqs * batch.num_kv_heads
     choices = [1 << i for i in range(21) if tile << i <= MAX_INTERPRETED_TILE] or [1]
-    return min(choices, key=lambda pairs: -(-num_pairs // pairs) * (pairs * tile + INTERPRETED_PROGRAM))
+    pairs = min(choices, key=lambda pairs: -(-tiles // pairs) * (pairs * tile + INTERPRETED_PROGRAM))
+    return Tiling(pairs, rows, keys, 4, 1)
+
+
+def decode_rows(batch: PagedBatch) -> int:
+    """Rows of a tile that holds one query token: the query heads of a KV head, padded."""
+    least = 1 if interpreting() else MIN_DOT
+    return min(MAX_ROWS, max(least, int(triton.next_power_of_2(batch.group_size))))
+
+
+def max_rows(dim: int, itemsize: int) -> int:
+    """The most query rows of padded width ``dim`` whose sums registers hold."""
+    return max(MIN_DOT, min(MAX_ROWS, MAX_ACCUMULATOR // dim // (itemsize // 2)))
+
+
+def reach(batch: PagedBatch) -> int:
+    """How many keys a decode row can see."""
+    return batch.max_seq_len if batch.sliding_window is None else min(batch.max_seq_len, batch.sliding_window)
 
 
 def compute_dtype(batch: PagedBatch) -> Any:
@@ -136,11 +132,18 @@ def output_dtype(batch: PagedBatch) -> torch.dtype:
 
 def padded(dim: int) -> int:
     """The tile width of a head_dim: the next power of two, at least what a tensor core takes."""
-    return max(MIN_DOT, triton.next_power_of_2(dim))
+    return max(MIN_DOT, int(triton.next_power_of_2(dim)))
+
+
+def scale_strides(which: str, scale: Tensor | None) -> dict[str, int]:
+    """Strides of a scale [], [Hkv] or [NB, BS, Hkv] over block, token and head; 0 where it does not vary."""
+    strides = () if scale is None else scale.stride()
+    places = zip(("block", "token", "head"), (0, 0, 0, *strides)[-3:], strict=True)
+    return {f"{which}_scale_stride_{place}": stride for place, stride in places}
 
 
 def shared_arguments(batch: PagedBatch) -> dict[str, Any]:
-    """The arguments that both kernels take by the same names: caches, scales, features and strides.
+    """The arguments that all attention kernels take by the same names: caches, scales, features and strides.
 
     A tensor that the batch lacks is passed as ``seq_lens`` and never read: its HAS_ flag is off.
     """
@@ -175,8 +178,8 @@ def shared_arguments(batch: PagedBatch) -> dict[str, Any]:
         "v_stride_head": value_cache.stride(2),
         "table_stride_seq": batch.block_table.stride(0),
         "table_stride_block": batch.block_table.stride(1),
-        "k_scale_stride": 0 if k_scale is None or k_scale.ndim == 0 else k_scale.stride(0),
-        "v_scale_stride": 0 if v_scale is None or v_scale.ndim == 0 else v_scale.stride(0),
+        **scale_strides("k", k_scale),
+        **scale_strides("v", v_scale),
         "HEAD_DIM": batch.head_dim,
         "HEAD_DIM_V": batch.head_dim_v,
         "D": padded(batch.head_dim),
@@ -186,10 +189,58 @@ def shared_arguments(batch: PagedBatch) -> dict[str, Any]:
         "Q_FORMAT": q_format,
         "K_FORMAT": k_format,
         "V_FORMAT": v_format,
+        "COMPUTE": compute_dtype(batch),
+        "CAUSAL": batch.causal and batch.max_query_len > 1,
         "HAS_K_SCALE": k_scale is not None,
+        "HAS_K_TOKEN_SCALE": k_scale is not None and k_scale.ndim == 3,
         "HAS_V_SCALE": v_scale is not None,
+        "HAS_V_TOKEN_SCALE": v_scale is not None and v_scale.ndim == 3,
         "HAS_ALIBI": batch.alibi_slopes is not None,
         "HAS_SOFT_CAP": batch.logits_soft_cap is not None,
-        "HAS_SINKS": batch.sinks is not None,
         "HAS_WINDOW": batch.sliding_window is not None,
     }
+
+
+def launch_arguments(tiling: Tiling) -> dict[str, int]:
+    """Tile sizes and launch settings by the names that kernel and launch know them under."""
+    return {
+        "PAIRS": tiling.pairs,
+        "ROWS": tiling.rows,
+        "KEYS": tiling.keys,
+        "num_warps": tiling.num_warps,
+        "num_stages": tiling.num_stages,
+    }
+
+
+def attention(
+    name: str,
+    batch: PagedBatch,
+    return_lse: bool,
+    tiling: Tiling,
+    programs: int,
+    *,
+    row_tiles: int = 1,
+    packed: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """One launch of the attention kernel: [T, Hq, Dv] in the query's dtype and, if asked, lse fp32 [T, Hq]."""
+    shape = (batch.num_tokens, batch.num_q_heads)
+    out = batch.query.new_empty(*shape, batch.head_dim_v, dtype=output_dtype(batch))
+    lse = batch.query.new_empty(shape, dtype=torch.float32) if return_lse else batch.seq_lens
+    if batch.num_tokens and batch.num_seqs:
+        count_launch(name)
+        attention_kernel[(programs,)](
+            **shared_arguments(batch),
+            **launch_arguments(tiling),
+            out_ptr=out,
+            lse_ptr=lse,
+            total_ptr=lse,
+            row_tiles=row_tiles,
+            num_splits=1,
+            search_from=triton.next_power_of_2(batch.num_seqs) // 2,
+            SPLIT=False,
+            PACKED=packed,
+            HAS_SINKS=batch.sinks is not None,
+            HAS_LSE=return_lse,
+        )
+    out = out.to(batch.query.dtype)
+    return (out, lse) if return_lse else out

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pabench.checks.memory import plan_pool
 from pabench.checks.shadow import ShadowObserver
 from pabench.checks.tokens import Divergence, FreeRun, until_stop
 from pabench.engine.attention_hook import Observer
@@ -23,7 +24,10 @@ class RefusedError(RuntimeError):
 
 @dataclass
 class CandidateRun:
-    """What the paged path gave, held against ``reference`` position by position; no logits are kept."""
+    """What the paged path gave, held against ``reference`` position by position; no logits are kept.
+
+    Raises ``CannotJudge`` when made if its block pool does not fit into the device's memory.
+    """
 
     reference: ReferenceRun
     dispatcher: Dispatcher
@@ -45,15 +49,26 @@ class CandidateRun:
         kv_dtype = path.kv_dtype or path.loaded.model.dtype
         self.shadow = ShadowObserver(kv_dtype, path.scales)
         blocks_each = [-(-(len(p) + self.num_tokens) // self.block_size) for p in prompts]
+        num_blocks = 2 * sum(blocks_each)  # each text may be forked once
+        self.memory = plan_pool(
+            path.loaded,
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            kv_dtype=kv_dtype,
+            token_budget=self.token_budget,
+            kept_tokens=sum(len(p) + self.num_tokens for p in prompts),
+            kept_dtype=self.shadow.kept_dtype,
+        )
         self.engine = PagedEngine(
             path.loaded,
             self.dispatcher,
             block_size=self.block_size,
-            num_blocks=2 * sum(blocks_each),  # each text may be forked once
+            num_blocks=num_blocks,
             kv_dtype=kv_dtype,
             scales=path.scales,
             token_budget=self.token_budget,
             observers=(self.shadow, *self.observers),
+            finite_pool=any(k.wants_finite_pool for k in self.dispatcher.request.kernels.values()),
         )
 
     def run(self) -> None:

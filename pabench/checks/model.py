@@ -79,12 +79,13 @@ def judge(
         for observer in captures:
             observer.write()
     except RefusedError:
-        return ModelOutcome("SKIPPED", "unsupported", f"unsupported: {_reasons(dispatcher)}", (), dispatcher)
+        return _refused(dispatcher)
     except ContractBrokenError as error:
         finding = Finding("contract", "contract", str(error))
         return ModelOutcome("FAIL", "contract", f"contract: {error}", (finding,), dispatcher)
-    if on_fallback == "fail" and dispatcher.fallbacks and not dispatcher.under_test_ran:
-        return ModelOutcome("SKIPPED", "unsupported", f"unsupported: {_reasons(dispatcher)}", (), dispatcher)
+    nothing_ran = bool(dispatcher.fallbacks) and not dispatcher.under_test_ran
+    if on_fallback == "fail" and (nothing_ran or dispatcher.interpreter_limit):
+        return _refused(dispatcher)
     shadow = candidate.shadow.report(reference.path.loaded.model.dtype)
     runs = tuple(candidate.free_runs())
     classes = tuple(classify(run, reference.floor.margin) for run in runs)
@@ -96,6 +97,11 @@ def judge(
     ]
     status, reason, message = _status(candidate, findings, classes, on_fallback)
     return ModelOutcome(status, reason, message, tuple(findings), dispatcher, candidate, shadow, runs, classes)
+
+
+def _refused(dispatcher: Dispatcher) -> ModelOutcome:
+    reason = dispatcher.interpreter_limit or "unsupported"
+    return ModelOutcome("SKIPPED", reason, f"unsupported: {_reasons(dispatcher)}", (), dispatcher)
 
 
 def _status(

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from pabench.checks.candidate import CandidateRun
+from pabench.checks.execution import execution_group
+from pabench.checks.memory import measure
 from pabench.checks.model import ModelOutcome
 from pabench.checks.shadow import ShadowReport
 from pabench.checks.tokens import prefix_match
@@ -17,22 +19,20 @@ from pabench.records import (
     Diagnosis,
     Distribution,
     DivergenceIndex,
-    Execution,
-    Fallback,
     FirstDivergence,
     Logits,
+    Memory,
     NoiseFloor,
     OracleKld,
     TokenClasses,
     Tokens,
     Worst,
 )
-from pabench_kernels.contract import PHASES
-from pabench_kernels.dispatch import Dispatcher
 
 
 def record_groups(outcome: ModelOutcome) -> dict[str, Any]:
-    """The groups execution, accuracy, logits, tokens and diagnosis of the record; None where nothing was measured."""
+    """The groups execution, accuracy, logits, tokens, diagnosis and memory of the record; None where nothing was
+    measured."""
     candidate = outcome.candidate
     return {
         "execution": execution_group(outcome.dispatcher),
@@ -40,33 +40,14 @@ def record_groups(outcome: ModelOutcome) -> dict[str, Any]:
         "logits": None if candidate is None else _logits(candidate),
         "tokens": None if candidate is None else _tokens(candidate, outcome),
         "diagnosis": _diagnosis(outcome),
+        "memory": None if candidate is None else _memory(candidate),
     }
 
 
-def execution_group(dispatcher: Dispatcher) -> Execution:
-    request = dispatcher.request
-    selected: dict[str, Counter[str]] = {}
-    for (name, _, phase), n in dispatcher.trace.selected.items():
-        for p in PHASES if phase == "mixed" else (phase,):
-            selected.setdefault(p, Counter())[name] += n
-    for key, n in dispatcher.fallbacks.items():
-        for p in PHASES if key.phase == "mixed" else (key.phase,):
-            selected.setdefault(p, Counter())[key.to] += n
-    fallbacks = [
-        Fallback(from_=k.from_, to=k.to, reasons=list(k.reasons), phase=k.phase, layer=k.layer, calls=n)
-        for k, n in dispatcher.fallbacks.items()
-    ] + [
-        Fallback(from_=chosen, to=entered, reasons=[f"entered from inside {chosen}"], phase=phase, layer=layer, calls=n)
-        for (chosen, entered, phase, layer), n in dispatcher.intruders().items()
-    ]
-    return Execution(
-        requested={p: request.kernels[p].name for p in PHASES if p in request.under_test},
-        selected={p: counts.most_common(1)[0][0] for p, counts in sorted(selected.items())},
-        executed=dict(dispatcher.executed),
-        paired=request.paired,
-        fallbacks=sorted(fallbacks, key=lambda f: (f.layer or 0, f.phase)),
-        proof=dispatcher.proof(),
-    )
+def _memory(candidate: CandidateRun) -> Memory:
+    pool = candidate.engine.pool
+    loaded = candidate.reference.path.loaded
+    return measure(candidate.memory, loaded, [*pool.keys, *pool.values], candidate.shadow.kept_bytes)
 
 
 def _accuracy(candidate: CandidateRun, shadow: ShadowReport) -> Accuracy:

@@ -99,6 +99,15 @@ class ShadowObserver:
             phase = "decode" if len(work.tokens) == 1 else "prefill"
             self._calls.append(self._judge(layer, phase, work.seq_id, work.start, batch, rows, k, v, out[rows]))
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the K and V kept beside the pool."""
+        return sum(t.nbytes for kept in self._past.values() for t in kept)
+
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        return self.kv_dtype if self.scales is None else torch.float32
+
     def _stored(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """K and V as the cache would give them back, exactly (fp32 where quantised)."""
         if self.scales is None:

@@ -8,7 +8,8 @@ import typer
 from typer.core import TyperGroup
 
 from pabench import __version__
-from pabench.cli import compare, report, run, schema
+from pabench.cli import compare, doctor, plan, report, run, schema
+from pabench.cli import compile as compile_
 from pabench.cli import list as list_
 from pabench.errors import PabenchError
 
@@ -62,6 +63,9 @@ def _options(
 
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("plan")(plan.plan)
 app.command("report")(report.report)
 app.command("list")(list_.list_)
+app.command("compile")(compile_.compile_)
+app.command("doctor")(doctor.doctor)
 app.command("schema")(schema.schema)

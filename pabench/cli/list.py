@@ -25,6 +25,9 @@ def list_(
 
         typer.echo(json.dumps({what: rows}, indent=2))
         return
+    for row in rows:  # a column of its own would leave no room for the others
+        if reason := row.pop("reason", ""):
+            row["summary"] = f"{row['summary']}. Not here: {reason}"
     from pabench.report.console import ResultConsole
     from pabench.report.listing import print_listing
 
@@ -33,13 +36,19 @@ def list_(
 
 def _kernels() -> Rows:
     from pabench.errors import UsageError
+    from pabench_kernels.availability import why_not
     from pabench_kernels.registry import UnknownKernelError, kernel_specs
 
     try:
         specs = kernel_specs().values()
     except UnknownKernelError as e:
         raise UsageError(str(e)) from e
-    return [{"name": s.name, "phases": ", ".join(sorted(s.phases)), "summary": s.summary} for s in specs]
+    rows = []
+    for spec in specs:
+        reasons = "; ".join(why_not(spec))
+        available = {"available": "no" if reasons else "yes", "reason": reasons}
+        rows.append({"name": spec.name, "phases": ", ".join(sorted(spec.phases)), **available, "summary": spec.summary})
+    return rows
 
 
 def _models() -> Rows:

@@ -85,6 +85,15 @@ def run(
         bool, typer.Option("--resume", help="Go on with the newest unfinished run of the same options.")
     ] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Never touch a network.")] = False,
+    hang_timeout: Annotated[
+        float,
+        typer.Option(
+            "--hang-timeout", min=0.1, metavar="SECONDS", help="A case without a sign of life for so long is ended."
+        ),
+    ] = 300,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", hidden=True, help="No child processes: for debuggers.")
+    ] = False,
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Exit 0 whatever the verdict (errors of use still exit 2).")
     ] = False,
@@ -141,6 +150,8 @@ def run(
             prompts_file=prompts,
             resume=resume,
             suite_text=suite,
+            hang_timeout_s=hang_timeout,
+            in_process=in_process,
             capture=None if capture is None else capture.absolute(),
         )
         progress.note("resolving models")

@@ -38,6 +38,7 @@ class PagedEngine:
         scales: KVScales | None = None,
         token_budget: int = 256,
         observers: Sequence[Observer] = (),
+        finite_pool: bool = False,
     ) -> None:
         self.loaded = loaded
         self.attend = attend
@@ -50,6 +51,7 @@ class PagedEngine:
             dtype=kv_dtype or loaded.model.dtype,
             device=loaded.model.device,
             scales=scales,
+            finite=finite_pool,
         )
         self.scheduler = Scheduler(token_budget=token_budget)
         self._ids = itertools.count()

@@ -22,7 +22,8 @@ class KVScales:
 class PagedKVCache:
     """Pools [num_blocks, block_size, num_kv_heads, head_dim] for every layer.
 
-    Filled with NaN where the dtype has one: a slot that was never written must not be read.
+    Filled with NaN where the dtype has one: a slot that was never written must not be read. ``finite``: with zeros, as
+    engines do whose kernels multiply what they must not read by a weight of 0.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class PagedKVCache:
         dtype: torch.dtype,
         device: str | torch.device = "cpu",
         scales: KVScales | None = None,
+        finite: bool = False,
     ) -> None:
         self.dtype = dtype
+        self.finite = finite
         self.scales = scales
         shape = (num_blocks, block_size, geometry.num_kv_heads)
         self.keys = [self._pool((*shape, geometry.head_dim), device) for _ in range(geometry.num_layers)]
@@ -43,7 +46,9 @@ class PagedKVCache:
 
     def _pool(self, shape: tuple[int, ...], device: str | torch.device) -> Tensor:
         pool = torch.empty(shape, dtype=self.dtype, device=device)
-        if self.dtype.itemsize == 1:  # fill_(nan) is not defined for every 8-bit dtype: 0x7f is NaN in both fp8 kinds
+        if self.finite:
+            pool.zero_()
+        elif self.dtype.itemsize == 1:  # fill_(nan) is not defined for every 8-bit dtype: 0x7f is NaN in both fp8 kinds
             pool.view(torch.uint8).fill_(0x7F)
         else:
             pool.fill_(float("nan"))

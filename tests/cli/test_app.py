@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -15,7 +16,7 @@ from pabench.cli import app as app_module
 from pabench.errors import CannotJudge
 
 runner = CliRunner()
-COMMANDS = ("run", "compare", "report", "list", "schema")
+COMMANDS = ("run", "compare", "plan", "report", "list", "compile", "doctor", "schema")
 
 
 def pabench(*args, code=None, **env):
@@ -117,7 +118,17 @@ def test_waiting_threads_sleep_unless_the_user_says_otherwise(given, seen, monke
     assert pabench(code=code, **given).stdout == f"{seen}\n"
 
 
-LIGHT = [["--help"], ["--version"], ["list", "kernels"], ["list", "models"], ["list", "suites"], ["list", "faults"]]
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+PLAN = ["plan", "-m", str(EXAMPLES / "llama-3-8b.json"), "--devices", str(EXAMPLES / "two-gpus.json")]
+LIGHT = [
+    PLAN,
+    ["--help"],
+    ["--version"],
+    ["list", "kernels"],
+    ["list", "models"],
+    ["list", "suites"],
+    ["list", "faults"],
+]
 
 
 @pytest.mark.parametrize("args", [*LIGHT, ["report", "STORED"], ["compare", "STORED", "STORED"], ["schema"]], ids=str)

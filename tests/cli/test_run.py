@@ -27,6 +27,9 @@ def invoke(*arguments):
         (["-m", "tiny-lama"], 2, "unknown model 'tiny-lama'; did you mean 'tiny-llama'"),
         (["-m", "./nowhere"], 2, "nowhere"),
         (["-k", "triton_decod"], 2, "unknown kernel 'triton_decod'; did you mean 'triton_decode'"),
+        (["-k", f"{FAULTY}:a/b"], 2, "'a/b' is no name of a Python function; give FILE.py:FUNCTION"),
+        (["-k", f"{FAULTY}:/b"], 2, "'/b' is no name of a Python function; give FILE.py:FUNCTION"),
+        (["--hang-timeout", "0"], 2, "--hang-timeout"),
         (["-k", "nowhere.py:f"], 2, "'nowhere.py' does not exist"),
         (["--dtype", "bf61"], 2, "unknown dtype 'bf61'; did you mean 'bf16'"),
         (["--kv-dtype", "int9"], 2, "unknown kv-dtype 'int9'; did you mean 'int8'"),
@@ -138,7 +141,7 @@ def test_an_unsupported_dtype_of_the_model_is_skipped_and_said_so(tmp_path, monk
             yield position, torch.full_like(row, float("inf"))
 
     monkeypatch.setattr(DensePath, "forced", overflows)
-    result = invoke(*TINY, "-o", str(tmp_path), "--json")
+    result = invoke(*TINY, "--in-process", "-o", str(tmp_path), "--json")
     (case,) = json.loads(result.stdout)["cases"]
     assert (result.exit_code, case["status"], case["reason"]) == (3, "SKIPPED", "reference_nonfinite")
 

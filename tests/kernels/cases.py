@@ -15,6 +15,7 @@ from pabench_kernels.contract import PagedBatch
 Phase = Literal["decode", "prefill"]
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
+LARGEST = {E4M3: 448.0, E5M2: 57344.0, INT8: 127.0}
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Case:
     lens: tuple[int, ...] = (17, 0, 40, 1, 16, 15)
     dtype: torch.dtype = FP32
     kv_dtype: torch.dtype | None = None
-    scales: Literal["none", "tensor", "head"] = "none"
+    scales: Literal["none", "tensor", "head", "token"] = "none"
     causal: bool = True
     window: int | None = None
     alibi: bool = False
@@ -52,6 +53,8 @@ CASES: dict[str, Case] = {
     "head-dim-96": Case(head_dim=96),
     "head-dim-128": Case(head_dim=128),
     "head-dim-256": Case(head_dim=256, lens=(17, 40)),
+    "head-dim-320": Case(head_dim=320, head_dim_v=288, lens=(17, 40)),
+    "head-dim-512": Case(head_dim=512, group=2, kv_heads=1, lens=(17, 40)),
     "value-dim-smaller": Case(head_dim=64, head_dim_v=32),
     "value-dim-larger": Case(head_dim=40, head_dim_v=72),
     "block-1": Case(block_size=1, lens=(2, 0, 1, 9)),
@@ -83,15 +86,21 @@ CASES: dict[str, Case] = {
     "e5m2-per-head": Case(kv_dtype=E5M2, scales="head", kv_heads=3),
     "int8-per-head": Case(kv_dtype=INT8, scales="head"),
     "e4m3-unscaled": Case(kv_dtype=E4M3),
+    "fp32-per-token": Case(scales="token", head_dim_v=48),
+    "e4m3-per-token": Case(kv_dtype=E4M3, scales="token", kv_heads=3, window=7),
+    "e5m2-per-token": Case(kv_dtype=E5M2, scales="token", block_size=3),
+    "int8-per-token": Case(kv_dtype=INT8, scales="token", group=1),
     "strided": Case(strided=True),
     "strided-e4m3": Case(strided=True, kv_dtype=E4M3, scales="head"),
     "fp16": Case(dtype=FP16),
     "fp16-everything": Case(dtype=FP16, alibi=True, cap=8.0, sinks=True, window=21, lens=(50, 0, 21)),
+    "fp16-int8-per-token": Case(dtype=FP16, kv_dtype=INT8, scales="token"),
     "fp16-e5m2": Case(dtype=FP16, kv_dtype=E5M2, scales="tensor"),
     "bf16": Case(dtype=BF16),
     "bf16-strided-window": Case(dtype=BF16, strided=True, window=7),
     "bf16-everything": Case(dtype=BF16, alibi=True, cap=8.0, sinks=True, window=21, lens=(50, 0, 21)),
     "bf16-e4m3-per-head": Case(dtype=BF16, kv_dtype=E4M3, scales="head"),
+    "bf16-e4m3-per-token": Case(dtype=BF16, kv_dtype=E4M3, scales="token", strided=True),
     "bf16-int8": Case(dtype=BF16, kv_dtype=INT8, scales="tensor"),
     "bf16-length-257": Case(dtype=BF16, lens=(257,), group=2, kv_heads=1),
 }
@@ -130,12 +139,17 @@ def make_batch(case: Case, phase: Phase) -> PagedBatch:
     def scale(factor: float) -> Tensor | None:
         if case.scales == "none":
             return None
-        return torch.tensor(factor) if case.scales == "tensor" else factor * (1 + 0.37 * torch.arange(case.kv_heads))
+        if case.scales == "tensor":
+            return torch.tensor(factor)
+        per_head = factor * (1 + 0.37 * torch.arange(case.kv_heads))
+        if case.scales == "head":
+            return per_head
+        return torch.full((num_blocks, case.block_size, case.kv_heads), torch.nan)  # of own tokens only: see `pool`
 
     narrow = kv_dtype == INT8
     k_scale, v_scale = scale(0.031 if narrow else 0.37), scale(0.023 if narrow else 0.61)
 
-    def pool(dim: int, factor: Tensor | None) -> Tensor:
+    def pool(dim: int, factors: Tensor | None) -> Tensor:
         if case.strided:  # heads before tokens, and rows wider than a head
             whole = poison((num_blocks, case.kv_heads, case.block_size, dim + 8), kv_dtype)
             cache = whole.transpose(1, 2)[..., :dim]
@@ -143,12 +157,16 @@ def make_batch(case: Case, phase: Phase) -> PagedBatch:
             cache = poison((num_blocks, case.block_size, case.kv_heads, dim), kv_dtype)
         block = 0
         for seq, length in enumerate(case.lens):
-            tokens = quantize(torch.randn(length, case.kv_heads, dim, generator=rng), kv_dtype, factor)
+            tokens = torch.randn(length, case.kv_heads, dim, generator=rng)
             for column in range(used[seq]):
                 if (column + 1) * case.block_size > firsts[seq]:  # else freed: wholly behind every window
                     table[seq, column] = ids[block]
                     part = tokens[column * case.block_size : (column + 1) * case.block_size]
-                    cache[ids[block], : len(part)] = part
+                    factor = factors
+                    if factors is not None and case.scales == "token":
+                        factor = part.abs().amax(-1) / LARGEST.get(kv_dtype, 3.0)
+                        factors[ids[block], : len(part)] = factor
+                    cache[ids[block], : len(part)] = quantize(part, kv_dtype, factor)
                 else:
                     table[seq, column] = -1 if seq % 2 else int(ids[-2])
                 block += 1

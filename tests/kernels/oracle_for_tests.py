@@ -32,7 +32,8 @@ def own_tokens(cache: Tensor, scale: Tensor | None, batch: PagedBatch, seq: int,
         block = int(batch.block_table[seq, pos // batch.block_size])
         token = cache[block, pos % batch.block_size].float().double()
         if scale is not None:
-            token = token * scale.double().reshape(-1, 1)
+            factor = scale[block, pos % batch.block_size] if scale.ndim == 3 else scale
+            token = token * factor.double().reshape(-1, 1)
         tokens.append(token)
     return torch.stack(tokens)
 

@@ -115,7 +115,7 @@ def test_dequantize_undoes_quantize_within_a_step(dtype: torch.dtype) -> None:
         ({"key": torch.zeros(2, HEADS + 1, DIM)}, "key .* must match its cache"),
         ({"value": torch.zeros(2, HEADS, DIM)}, "value .* must match its cache"),
         ({"value_cache": torch.zeros(BLOCKS + 1, BLOCK_SIZE, HEADS, DIM_V)}, "must agree in blocks"),
-        ({"k_scale": torch.ones(3)}, r"k_scale must have shape \[\] or \[2\], got \[3\]"),
+        ({"k_scale": torch.ones(3)}, r"k_scale must have shape \[\], \[2\] or \[4, 3, 2\], got \[3\]"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_written(change: dict[str, Any], message: str) -> None:

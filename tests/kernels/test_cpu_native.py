@@ -263,10 +263,10 @@ class TestRefusals:
             ({"query": torch.zeros(2, 7, 64)}, "7 query heads are no multiple of 2 KV heads"),
             ({"key_cache": torch.zeros(9, 16, 2, 64).double()}, "key_cache must be fp32, fp16, bf16, fp8_e4m3fn"),
             ({"value_cache": torch.zeros(9, 16, 64, 2).mT}, "value_cache's last dimension must be contiguous"),
-            ({"k_scale": torch.ones(9, 16, 2)}, "k_scale must be per tensor or per head, got shape [9, 16, 2]"),
+            ({"k_scale": torch.ones(3)}, "k_scale must have shape [] or [2] or [9, 16, 2], got [3]"),
             ({"query": torch.zeros(2, 6, 64, device="meta")}, "cpu_native runs on the CPU, got tensors on meta"),
         ],
-        ids=["query-dtype", "heads", "cache-dtype", "cache-stride", "scale-per-token", "device"],
+        ids=["query-dtype", "heads", "cache-dtype", "cache-stride", "scale-shape", "device"],
     )
     def test_limits_are_declared(self, batch: PagedBatch, changes: dict[str, object], reason: str) -> None:
         (found,) = cpu_native.unsupported(changed(batch, **changes))

@@ -22,16 +22,26 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "pabench": CHECKED,
     "pabench.__main__": (),
     "pabench.cli": (),
+    "pabench.doctor": ("pabench.cli",),  # judges a small batch as a run does
+    "pabench.testing": ("pabench.cli", "pabench.runner"),  # a front door beside the command line
     "pabench.runner": ("pabench.cli",),
     "pabench.checks": ("pabench.cli", "pabench.runner"),
     "pabench.engine": CHECKED,
     "pabench.reference": CHECKED,
     "pabench.diagnose": CHECKED,
     "pabench.models": CHECKED,
+    "pabench.planner": (*CHECKED, "pabench.engine", "pabench.reference", "pabench.report"),
     "pabench_kernels": TOOL_PACKAGES,
 }
 NO_TORCH = ("pabench.records", "pabench.results", "pabench.compare", "pabench.verdict", "pabench.environment")
-TORCHLESS = (*NO_TORCH, "pabench.report.table", "pabench.report.comparison", "pabench.suite", "pabench.models.catalog")
+PLANNER = ("pabench.planner.ask", "pabench.planner.to_json", "pabench.report.plan_table")
+REPORTS = (
+    "pabench.report.table",
+    "pabench.report.comparison",
+    "pabench.report.compile_table",
+    "pabench.report.doctor",
+)
+TORCHLESS = (*NO_TORCH, *REPORTS, *PLANNER, "pabench.suite", "pabench.models.catalog", "pabench.compilation.run")
 TORCHLESS += ("pabench.capture.meta", "pabench.checks.kernel.shapes", "pabench.diagnose.conditions")
 
 

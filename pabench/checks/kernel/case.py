@@ -129,7 +129,8 @@ def judge_kernel(trial: Trial, request: KernelRequest, *, fail_on_fallback: bool
         changed = inputs.changed()
     if dispatcher.fallbacks:
         reasons = "; ".join(dict.fromkeys(r for key in dispatcher.fallbacks for r in key.reasons))
-        return KernelOutcome("SKIPPED", "unsupported", f"unsupported: {reasons}", dispatcher)
+        refused = dispatcher.interpreter_limit or "unsupported"
+        return KernelOutcome("SKIPPED", refused, f"unsupported: {reasons}", dispatcher)
     if changed:
         message = f"wrote into its inputs: {', '.join(changed)}"
         return _failed(dispatcher, Finding("inputs_written", message, confidence=0.5))

@@ -29,6 +29,21 @@ _KINDS = {
 }
 
 
+_DEATHS = {
+    "segfault": "the process died of a segmentation fault",
+    "abort": "the process was aborted",
+    "out_of_memory": "the process was killed, most likely because memory ran out,",
+    "exited": "the kernel ended its process",
+    "hung": "the kernel hung",
+    "lost": "the kernel closed its process's pipes",
+    "killed": "the process died of a signal",
+    "bus_error": "the process died of a bus error",
+    "illegal_instruction": "the process died of an illegal instruction",
+    "arithmetic_exception": "the process died of an arithmetic exception",
+}
+_LEFT_OVER = "state left over from earlier calls makes the output wrong, a fresh process does not,"
+
+
 def distinct_faults(records: Iterable[Record]) -> list[FaultSummary]:
     """One entry per kernel and fault of its kernel cases, the most frequent first, with the condition it holds under.
 
@@ -41,7 +56,7 @@ def distinct_faults(records: Iterable[Record]) -> list[FaultSummary]:
             by_kernel.setdefault(r.kernel, []).append(r)
     found = []
     for kernel, own in by_kernel.items():
-        groups = _grouped([r for r in own if r.status in ("FAIL", "ERROR")], own)
+        groups = _grouped([r for r in own if r.status in ("FAIL", "ERROR") and r.reason != "not_run"], own)
         entries = [_entry(kernel, fault, failed, own) for (fault, _), failed in groups.items()]
         found += sorted(entries, key=lambda e: (e.fault in OPEN, -e.n_cases))
     return found
@@ -59,7 +74,7 @@ def _grouped(failed: Sequence[Record], own: Sequence[Record]) -> dict[tuple[str,
             fault = "unknown"
         if fault in OPEN:
             fault = _settled(r, named) or fault
-        kind = "" if fault not in OPEN else "raised" if r.status == "ERROR" else r.reason or ""
+        kind = "" if fault not in OPEN else _words(r) if r.status == "ERROR" else r.reason or ""
         groups.setdefault((fault, kind), []).append(r)
     return groups
 
@@ -159,7 +174,9 @@ def _confidence(record: Record) -> float:
 
 def _words(record: Record) -> str:
     if record.status == "ERROR":
-        return f"raised {record.message.partition(':')[0]}"
+        return _DEATHS.get(record.reason or "", f"raised {record.message.partition(':')[0]}")
+    if _fault(record) == "plan_reuse":
+        return _LEFT_OVER
     return _KINDS.get(record.reason or "", record.reason or "wrong")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pabench.checks.execution import execution_group
 from pabench.checks.kernel.case import KernelCase, KernelOutcome
-from pabench.checks.model_record import execution_group
 from pabench.records import Diagnosis, Record
 
 

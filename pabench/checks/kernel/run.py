@@ -1,9 +1,11 @@
-"""All kernel cases of a suite: planned, then judged one trial after the other, so that its oracle is computed once."""
+"""All kernel cases of a suite: planned for all requests, then judged request by request."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+
+import torch
 
 from pabench.cases import precisions
 from pabench.checks.kernel.case import KernelCase, judge_kernel
@@ -18,8 +20,8 @@ from pabench.suite import Suite
 from pabench_kernels.request import KernelRequest
 
 
-def plan_kernel_cases(suite: Suite, requests: Sequence[KernelRequest], seed: int, device: str) -> list[KernelCase]:
-    """Kernel cases in the order they run: all kernels of a trial together. Raises ``UsageError`` for a bad spec."""
+def plan_kernel_cases(suite: Suite, requests: Sequence[tuple[str, str]], seed: int, device: str) -> list[KernelCase]:
+    """Kernel cases of each request, (name, text), in the order they run. Raises ``UsageError`` for a bad spec."""
     wanted = suite.kernel_check
     chosen = [find_shape(text, suite.block_size) for text in wanted.batch_specs] or list(shapes())
     trials = plan_trials(
@@ -31,33 +33,46 @@ def plan_kernel_cases(suite: Suite, requests: Sequence[KernelRequest], seed: int
         device=device,
         everything=bool(wanted.batch_specs),
     )
-    return [KernelCase(trial, r.name, r.text) for trial in trials for r in requests]
+    return [KernelCase(trial, name, text) for name, text in requests for trial in trials]
 
 
 def judge_kernel_cases(
     cases: Sequence[KernelCase],
-    requests: Sequence[KernelRequest],
+    request: KernelRequest,
     *,
-    finished: set[str],
     fail_on_fallback: bool,
+    begun: Callable[[KernelCase], None],
     crashed: Callable[[BaseException], None],
     note: Callable[[str], None],
 ) -> Iterator[Record]:
-    """One record per case not yet finished. A crash costs one case."""
-    by_name = {r.name: r for r in requests}
-    for i, case in enumerate(cases):
-        if case.case_id not in finished:
-            note(f"{case.trial.precision.asked} {case.trial.shape.name} {case.trial.probe}")
-            started = time.monotonic()
-            try:
-                with process_state_kept():
-                    outcome = judge_kernel(case.trial, by_name[case.kernel], fail_on_fallback=fail_on_fallback)
-                fields = outcome_fields(outcome)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                crashed(error)
-                fields = failure_fields(error)
-            yield kernel_record(case, **fields, duration_s=round(time.monotonic() - started, 3))
-        if i + 1 == len(cases) or cases[i + 1].trial is not case.trial:
-            case.trial.drop()
+    """One record per case, as far as the device lives: after an error that it cannot recover from nothing more comes.
+    What a kernel raises costs one case."""
+    for case in cases:
+        note(f"{case.trial.precision.asked} {case.trial.shape.name} {case.trial.probe}")
+        begun(case)
+        started, lost = time.monotonic(), False
+        try:
+            with process_state_kept():
+                outcome = judge_kernel(case.trial, request, fail_on_fallback=fail_on_fallback)
+            fields = outcome_fields(outcome)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            crashed(error)
+            fields = failure_fields(error)
+            lost = device_is_lost(case.trial.device)
+        yield kernel_record(case, **fields, duration_s=round(time.monotonic() - started, 3))
+        case.trial.drop()
+        if lost:
+            return
+
+
+def device_is_lost(device: str) -> bool:
+    """Whether the device answers nothing any more, as after an illegal memory access: only a new process helps."""
+    if device == "cpu":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False

@@ -1,22 +1,18 @@
 """Awkward shapes, each with a readable id: the ones that broke kernels before, then a table in which any two values of
 lengths, phase, heads, head_dim, block size, feature, scales and layout meet at least once. No torch.
-
-Chosen pairwise and not as a full product, by the greedy covering array of AETG (Cohen et al., 1997).
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
 from pabench.batch_spec import Seqs, format_batch_spec, parse_batch_spec
 from pabench.capture.meta import built_in_captures, read_meta
 from pabench.errors import UsageError, did_you_mean
+from pabench.pairwise import covering_rows
 
 Layout = Literal["plain", "padded", "interleaved"]
 Border = Literal["none", "2^16 ids", "2^31 bytes", "2^31 elements"]
@@ -78,7 +74,13 @@ def find_shape(text: str, block_size: int) -> Shape:
 @cache
 def shapes() -> tuple[Shape, ...]:
     """The whole table, hand-picked shapes first."""
-    return (*_named(), *map(captured_shape, built_in_captures().values()), *_query_lengths(), *_pairwise())
+    captured = map(captured_shape, built_in_captures().values())
+    return (*_named(), *captured, *_query_lengths(), *_pairwise(), *_call_orders())
+
+
+def hand_picked() -> list[str]:
+    """Names of the shapes that are not drawn pairwise: one of each kind of trouble."""
+    return [shape.name for shape in (*_named(), *_call_orders())]
 
 
 def captured_shape(path: Path) -> Shape:
@@ -160,6 +162,19 @@ def _named() -> tuple[Shape, ...]:
     )
 
 
+def _call_orders() -> tuple[Shape, ...]:
+    """Alike but for their lengths, a long batch before a short one and the other way round: what is left over from a
+    larger or a smaller call shows in the next."""
+    longer, shorter = ((1, 200), (1, 90), (1, 33)), ((1, 40), (1, 17), (1, 5))
+    return (
+        Shape("plan-larger", longer),
+        Shape("plan-smaller", shorter),
+        Shape("plan-larger-again", ((1, 210), (1, 95), (1, 36))),
+        Shape("plan-prefill-larger", ((50, 120), (33, 33), (17, 64))),
+        Shape("plan-prefill-smaller", ((5, 30), (3, 3), (7, 16))),
+    )
+
+
 _QUERY_LENGTHS = (*range(1, 10), 15, 16, 17, 31, 32, 33, 64, 127, 128, 129)
 
 
@@ -186,26 +201,6 @@ _LAYOUTS = ("plain", "padded", "interleaved")
 def _pairwise() -> tuple[Shape, ...]:
     rows = covering_rows((_PHASES, _LENGTHS, _HEADS, _HEAD_DIMS, _BLOCK_SIZES, _FEATURES, _SCALES, _LAYOUTS))
     return tuple(_shape(*row) for row in rows)
-
-
-def covering_rows(factors: Sequence[Sequence[Any]], seed: int = 0, candidates: int = 20) -> list[tuple[Any, ...]]:
-    """Rows in which every pair of values of two factors occurs; the same for the same arguments."""
-    rng = random.Random(seed)
-    places = list(combinations(range(len(factors)), 2))
-    open_pairs = {(i, j, a, b) for i, j in places for a in range(len(factors[i])) for b in range(len(factors[j]))}
-    rows = []
-    while open_pairs:
-        i, j, a, b = min(open_pairs)
-        best: tuple[int, list[int]] = (-1, [])
-        for _ in range(candidates):
-            row = [rng.randrange(len(f)) for f in factors]
-            row[i], row[j] = a, b
-            gain = sum((m, n, row[m], row[n]) in open_pairs for m, n in places)
-            best = max(best, (gain, row), key=lambda x: x[0])
-        row = best[1]
-        open_pairs -= {(m, n, row[m], row[n]) for m, n in places}
-        rows.append(tuple(f[k] for f, k in zip(factors, row, strict=True)))
-    return rows
 
 
 def _shape(

@@ -334,8 +334,59 @@ def test_a_phase_may_be_one_word_and_a_builtin_has_no_signature(tmp_path):
     assert not get_kernel(f"{tmp_path}/k.py:g").has_lse
 
 
+class TestPlan:
+    """``plan(batch)`` prepares outside of what is timed; the kernel is given what it made."""
+
+    SOURCE = (
+        "calls = []\n"
+        "def plan(batch):\n    calls.append('plan')\n    return batch.query * 2\n"
+        "def mine(batch, state, out=None):\n    calls.append('run')\n"
+        "    return state if out is None else out.copy_(state)\n"
+        "mine.plan = plan\n"
+    )
+
+    def kernel(self, tmp_path):
+        (tmp_path / "mine.py").write_text(self.SOURCE)
+        return get_kernel(f"{tmp_path / 'mine.py'}:mine")
+
+    def test_a_call_without_a_state_plans_first(self, tmp_path):
+        kernel, b = self.kernel(tmp_path), batch()
+        assert torch.equal(kernel(b), b.query * 2)
+        assert kernel.fn.__globals__["calls"] == ["plan", "run"]
+
+    def test_a_state_is_used_as_it_is_and_out_is_written(self, tmp_path):
+        kernel, b = self.kernel(tmp_path), batch()
+        state = kernel.plan(b)
+        out = torch.zeros_like(b.query)
+        assert kernel(b, state=state, out=out) is out
+        assert torch.equal(out, b.query * 2)
+        assert kernel.fn.__globals__["calls"] == ["plan", "run"]
+
+    def test_a_kernel_without_plan_or_out_says_so(self):
+        kernel = get_kernel("torch_paged")
+        assert kernel.plan(batch()) is None
+        with pytest.raises(TypeError, match="kernel 'torch_paged' takes no out"):
+            kernel(batch(), out=torch.zeros(1))
+
+    def test_a_plan_that_the_kernel_cannot_take_is_one_sentence(self, tmp_path):
+        (tmp_path / "mine.py").write_text("def mine(batch): pass\nmine.plan = print\n")
+        with pytest.raises(UnknownKernelError, match="the kernel must take state="):
+            get_kernel(f"{tmp_path / 'mine.py'}:mine")
+
+
 def test_an_empty_reason_is_no_reason_and_true_is_no_list():
     b = batch((1, 1))
     assert Kernel(name="k", fn=lambda b: None, declared_limits=lambda b: "").unsupported(b) == []
     with pytest.raises(TypeError, match=r"unsupported\(\) of 'k' must return a list of reasons, got True"):
         Kernel(name="k", fn=lambda b: None, declared_limits=lambda b: True).unsupported(b)
+
+
+def test_scales_per_token_are_for_kernels_that_declare_them(tmp_path):
+    (tmp_path / "k.py").write_text("def plain(batch): ...\ndef fine(batch): ...\nfine.per_token_scales = True\n")
+    b = batch((1, 1))
+    blocks, size, heads = b.key_cache.shape[:3]
+    b = replace(b, k_scale=torch.ones(blocks, size, heads))
+    plain = get_kernel(f"{tmp_path}/k.py:plain")
+    assert plain.unsupported(b) == [f"k_scale must have shape [] or [{heads}], got [{blocks}, {size}, {heads}]"]
+    for name in (f"{tmp_path}/k.py:fine", "torch_paged", "triton_split"):
+        assert get_kernel(name).unsupported(b) == []

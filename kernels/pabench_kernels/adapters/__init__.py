@@ -1,0 +1,1 @@
+"""Other people's kernels, one adapter a file. Each imports its library only when a batch is asked of it."""
