@@ -88,7 +88,9 @@ def _named(failed: Sequence[Record]) -> Counter[str]:
         against = sum(_fault(r) == "unknown" and fault not in _candidates(r) and _comparable(r) for r in failed)
         if n < MIN_SHARE * (n + against):
             del named[fault]
-    return named
+    if (n := named["batch_dependence"]) and max(named.values()) > n:  # who reads another's data depends on it
+        del named["batch_dependence"]
+    return +named
 
 
 def _candidates(record: Record) -> list[str]:

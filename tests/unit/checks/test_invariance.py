@@ -33,6 +33,11 @@ def test_honest_kernels_pass(kernel, probe, shape):
     assert (outcome.status, outcome.message) == ("PASS", "")
 
 
+def test_the_split_kernel_gives_one_answer_for_any_number_of_splits():
+    outcome = judged(parse_request("triton_split"), "splits", "partition-edges")
+    assert (outcome.status, outcome.message) == ("PASS", "")
+
+
 def test_a_kernel_without_a_number_of_splits_is_skipped():
     assert judged(parse_request("torch_paged"), "splits").status == "SKIPPED"
 
