@@ -124,15 +124,17 @@ def _tiling(batch: PagedBatch, splits: int) -> Tiling:
 
 
 @kernel(NAME, phases={"decode"}, unsupported=limits, per_token_scales=True)
-def triton_split(batch: PagedBatch, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+def triton_split(
+    batch: PagedBatch, return_lse: bool = False, num_splits: int | None = None
+) -> Tensor | tuple[Tensor, Tensor]:
     """Paged decode attention: at most one query token a sequence; two launches, parts and merge.
 
     ``query`` [T, Hq, D] fp32, fp16 or bf16; caches in its dtype, fp8_e4m3fn, fp8_e5m2 or int8; last dimensions
     contiguous. Gives [T, Hq, Dv] in the query's dtype and, if asked, lse fp32 [T, Hq]. On a GPU products are taken in
     the query's dtype and summed in fp32; under the interpreter all is fp32. Does not wait for the device: the number of
-    parts follows from shapes, ``max_seq_len`` and the window.
+    parts follows from shapes, ``max_seq_len`` and the window, unless ``num_splits`` (1…128) is given.
     """
-    return _launch(batch, return_lse, planned_splits(batch))
+    return _launch(batch, return_lse, num_splits or planned_splits(batch))
 
 
 def _launch(batch: PagedBatch, return_lse: bool, splits: int) -> Tensor | tuple[Tensor, Tensor]:

@@ -125,6 +125,9 @@ def run(
     }
     chosen = load_suite(suite, {k: v for k, v in changes.items() if v is not None})
 
+    if capture is not None:
+        _make_folder(capture, chosen.checks)
+
     from pabench.environment import use_interpreter_without_gpu
 
     use_interpreter_without_gpu(device)
@@ -171,3 +174,14 @@ def _kernels(values: list[str]) -> list[str] | None:
     from pabench_kernels.request import split_requests
 
     return split_requests(values) or None
+
+
+def _make_folder(capture: Path, checks: tuple[str, ...]) -> None:
+    from pabench.errors import UsageError
+
+    if "model" not in checks:
+        raise UsageError("--capture writes attention calls of model cases; add model to --checks")
+    try:
+        capture.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--capture {capture} cannot be made a folder: {error.strerror or error}") from error

@@ -67,7 +67,7 @@ def outsiders_fault(inputs: KernelInputs, truth: Truth, out: Tensor, call: Call)
         if inputs.ordinary_pool and (seq := _moved_by_own_tail(inputs, truth, out, call)) is not None:
             return "unknown", 0.0, f"slots behind the end of sequence {seq} reach its output"
         if _right_alone(inputs, truth, out, call):
-            return "batch_dependence", 0.7, "right as soon as the sequence is alone in the batch"
+            return "unknown", 0.0, "right as soon as the sequence is alone in the batch"
     except Exception:
         return None
     return None

@@ -82,13 +82,16 @@ def _grouped(failed: Sequence[Record], own: Sequence[Record]) -> dict[tuple[str,
 def _named(failed: Sequence[Record]) -> Counter[str]:
     """Faults that cases name, but those that most other cases speak against: one output may fit by chance."""
     named = Counter(f for r in failed if (f := _fault(r)) not in OPEN)
+    shown = {_fault(r) for r in failed if r.reason == "invariance"}  # by two calls of one kernel: no chance in that
     for fault, n in list(named.items()):
-        if fault in PECULIAR:
+        if fault in PECULIAR | shown:
             continue
         against = sum(_fault(r) == "unknown" and fault not in _candidates(r) and _comparable(r) for r in failed)
         if n < MIN_SHARE * (n + against):
             del named[fault]
-    return named
+    if (n := named["batch_dependence"]) and max(named.values()) > n:  # who reads another's data depends on it
+        del named["batch_dependence"]
+    return +named
 
 
 def _candidates(record: Record) -> list[str]:

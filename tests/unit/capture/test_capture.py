@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from pabench.capture.meta import CaptureMeta, built_in_captures, read_meta
 from pabench.capture.tensors import read_capture, write_capture
 from pabench.cases import Precision
 from pabench.checks.kernel.inputs import build
 from pabench.checks.kernel.shapes import captured_shape, find_shape
+from pabench.cli.app import app
 from pabench.errors import UsageError
 
 
@@ -64,6 +66,32 @@ def test_a_capture_of_ones_own_is_a_shape_of_the_kernel_check(stored):
     assert (inputs.batch.scale, inputs.batch.sliding_window) == (0.25, 5)
     assert torch.equal(inputs.batch.sinks, data["sinks"])
     assert torch.equal(inputs.keys[0], data["key"].float())
+
+
+def test_a_run_writes_calls_of_a_model_that_the_kernel_check_replays(tmp_path):
+    folder = tmp_path / "calls"
+    command = ["run", "smoke", "-m", "tiny-llama", "-k", "torch_paged", "--dtype", "fp32", "-q", "--json"]
+    done = CliRunner().invoke(app, [*command, "-o", str(tmp_path / "r"), "--capture", str(folder)])
+    assert done.exit_code == 0
+    written = sorted(folder.glob("*.json"))
+    assert {read_meta(path).phase for path in written} == {"prefill", "decode"}
+    spec = ",".join(map(str, written))
+    command = [
+        "run",
+        "kernels",
+        "-k",
+        "torch_paged",
+        "--dtype",
+        "bf16,fp8",
+        "--probe",
+        "captured",
+        "--batch-spec",
+        spec,
+    ]
+    done = CliRunner().invoke(app, [*command, "-o", str(tmp_path / "r"), "--json", "-q"])
+    cases = json.loads(done.stdout)["cases"]
+    assert (done.exit_code, len(cases)) == (0, 2 * len(written))
+    assert all(str(tmp_path) not in case["case_id"] for case in cases)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,11 @@ def test_honest_kernels_pass(kernel, probe, shape):
     assert (outcome.status, outcome.message) == ("PASS", "")
 
 
+def test_the_split_kernel_gives_one_answer_for_any_number_of_splits():
+    outcome = judged(parse_request("triton_split"), "splits", "partition-edges")
+    assert (outcome.status, outcome.message) == ("PASS", "")
+
+
 def test_a_kernel_without_a_number_of_splits_is_skipped():
     assert judged(parse_request("torch_paged"), "splits").status == "SKIPPED"
 
@@ -63,7 +68,8 @@ def test_a_kernel_that_never_gives_the_same_twice_is_not_called_stale():
     found = {probe: judged(request_of(drifting), probe).finding for probe in ("batching", "mutation")}
     assert found["batching"] is not None
     assert found["batching"].fault == "unknown"
-    assert found["mutation"] is None
+    assert found["mutation"] is not None
+    assert (found["mutation"].reason, found["mutation"].fault) == ("attention_error", "unknown")
 
 
 def test_the_pool_is_as_it_was_after_a_mutation():

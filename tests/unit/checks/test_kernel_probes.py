@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import torch
@@ -282,9 +283,11 @@ def test_factors_per_token_are_where_the_tokens_are_and_nan_elsewhere():
     assert bool(batch.k_scale[0].isnan().all())
 
 
-def test_a_kernel_that_does_not_declare_factors_per_token_is_not_given_them():
-    outcome = judge_kernel(Trial(find_shape("per-token-scales", 16), "iid", FP8, 0), parse_request("triton_decode"))
-    assert outcome.status == "SKIPPED"
+def test_factors_per_token_are_given_to_kernels_that_declare_them():
+    stranger = Path(__file__).parents[2] / "faulty" / "kernels.py"
+    for kernel, status in (("triton_decode", "PASS"), (f"{stranger}:honest_whole", "SKIPPED")):
+        trial = Trial(find_shape("per-token-scales", 16), "iid", FP8, seed=0)
+        assert judge_kernel(trial, parse_request(kernel)).status == status
 
 
 def test_each_shape_and_each_probe_has_its_turn():
