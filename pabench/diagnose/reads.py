@@ -181,8 +181,9 @@ def _keys(batch: PagedBatch, call: Call, seq: int) -> list[Misread]:
 def _counts(batch: PagedBatch, call: Call, seq: int, code: Tensor) -> tuple[Tensor, Tensor]:
     """(bad, off) [T, Hq, codes]: where the slots read of each code are not those expected, and by how many.
 
-    A slot too few or too many changes the softmax denominator and so every share; the denominator is taken from the
-    codes that most agree on it.
+    A slot too few or too many changes the softmax denominator and so every share, while the shares still add up: the
+    denominator is then taken from the codes that most agree on it. Where they do not add up, values are wrong or slots
+    of others take part, and the denominator is the right one. One factor on all of them is no matter of slots.
     """
     content = Content(code[:, None].expand(-1, batch.num_kv_heads), None, max(1, int(code.max()) + 1))
     found, expected = shares(_quiet(batch), call, seq, content)
@@ -190,9 +191,13 @@ def _counts(batch: PagedBatch, call: Call, seq: int, code: Tensor) -> tuple[Tens
     wanted = expected * weight
     estimate = torch.where((found > 0) & (wanted > 0.5), wanted / found, torch.nan)
     own = estimate.nanmedian(-1, keepdim=True).values
-    off = found * torch.where(own.isfinite(), own, weight) - wanted
+    whole = (found.sum(-1, keepdim=True) - expected.sum(-1, keepdim=True)).abs() <= SHARE_SLACK
+    off = found * torch.where(whole & own.isfinite(), own, weight) - wanted
+    factor = torch.where(wanted > 0.5, found / expected.clamp_min(1e-12), torch.nan)
+    spread = factor.nan_to_num(-torch.inf).amax(-1) - factor.nan_to_num(torch.inf).amin(-1)
+    alike = ~whole & (spread < SHARE_SLACK)[..., None] & (content.codes > 1)
     unit = torch.finfo(batch.query.dtype).eps / 2
-    return (off.abs() > COUNT_SLACK + ROUNDOFFS * unit * wanted) | ~off.isfinite(), off
+    return ((off.abs() > COUNT_SLACK + ROUNDOFFS * unit * wanted) & ~alike) | ~off.isfinite(), off
 
 
 def _weight(batch: PagedBatch, seq: int) -> Tensor:
