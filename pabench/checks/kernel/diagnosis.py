@@ -74,6 +74,8 @@ def _diagnose(inputs: KernelInputs, truth: Truth, out: Tensor, wrong: Tensor, ca
     found = out.double()
     if not bool(found.isfinite().all()):
         return _named(nonfinite_fault(inputs, truth, out, call) or ("nonfinite", 1.0, ""))
+    if not bool(found[wrong].any()):  # many hypotheses come to nothing somewhere
+        return Named("unknown", 0.0, "every wrong row is zero")
     if (tail := _tail(inputs, truth, found, wrong)) is not None:
         return Named("head_dim_tail", 0.8, f"only the channels from {tail} on are wrong", {"first_dim": tail})
     observed = observe(inputs, truth, found, wrong)
