@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from pabench.cases import Precision
 from pabench.checks.kernel.case import Trial, judge_kernel
-from pabench.checks.kernel.probes import PROBES
 from pabench.checks.kernel.shapes import find_shape
 from pabench.checks.localize import localize
 from pabench.process_state import process_state_kept
-from pabench.selftest.kernel_part import SHAPES
+from pabench.selftest.kernel_part import SHAPES, probes_of
 from pabench.selftest.model_part import BLOCK_SIZE, TOKEN_BUDGET, References
 from pabench_kernels.request import KernelRequest, parse_request
 
@@ -39,7 +38,7 @@ def clean_kernel_cases(
 ) -> Iterator[CleanCase]:
     """The plain kernel and the built-in ones on generated batches, other ones for every seed."""
     requests: list[KernelRequest] = [honest, *(parse_request(k) for k in KERNELS if k != honest.name)]
-    probes = list(PROBES)
+    probes = probes_of("content")
     for p, precision in enumerate(PRECISIONS):
         for i, name in enumerate(SHAPES):
             for turn in range(TURNS):

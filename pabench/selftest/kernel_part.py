@@ -9,8 +9,9 @@ import torch
 
 from pabench.cases import Precision
 from pabench.checks.kernel.case import KernelCase, Trial, judge_kernel, nan_in_new_tensors
-from pabench.checks.kernel.probes import PROBES
+from pabench.checks.kernel.diagnosis import history_of
 from pabench.checks.kernel.faults import distinct_faults
+from pabench.checks.kernel.probes import PROBES
 from pabench.checks.kernel.record import kernel_record, outcome_fields
 from pabench.checks.kernel.shapes import find_shape
 from pabench.process_state import process_state_kept
@@ -28,6 +29,10 @@ SHAPES = (  # short ones that between them have every feature, and long ones, wh
     *("soft-cap", "sinks", "everything", "per-head-scales", "scale-0.3", "padded-cache", "interleaved-cache"),
     *("partition-edges", "ids-past-65536"),
 )
+VARIED = ("plain-decode", "plain-mixed")  # in which batches are taken apart, reordered, repeated
+ALWAYS = ("count", "iid")  # probes that every shape meets
+TURNS = 2  # of the others, in turn
+SEARCHES = 8  # through all hypotheses, of one mutant: what they name is enough for a name over all cases
 TODAYS_PROBE = "iid"  # what those suites draw
 
 
@@ -46,9 +51,18 @@ class KernelKills:
         return any(self.probes.values())
 
 
+def probes_of(kind: str) -> list[str]:
+    return [name for name, probe in PROBES.items() if probe.kind == kind]
+
+
 def trials(seed: int) -> list[Trial]:
     """Each (shape, probe) in one of the precisions in turn; the same for the same seed."""
-    pairs = [(find_shape(name, 16), probe) for name in SHAPES for probe in PROBES]
+    content = [p for p in probes_of("content") if p not in ALWAYS]
+    pairs = []
+    for i, name in enumerate(SHAPES):
+        turns = [content[(i + n * len(content) // TURNS) % len(content)] for n in range(TURNS)]
+        pairs += [(find_shape(name, 16), probe) for probe in (*ALWAYS, *turns)]
+    pairs += [(find_shape(name, 16), probe) for name in VARIED for probe in probes_of("invariance")]
     return [Trial(s, probe, PRECISIONS[i % len(PRECISIONS)], seed) for i, (s, probe) in enumerate(pairs)]
 
 
@@ -80,6 +94,8 @@ def kernel_kills(
         note(f"kernel check: {mutant.name}")
         kills = KernelKills(mutant)
         request = with_fault(mutant, honest)
+        for kernel in request.kernels.values():
+            history_of(kernel.fn).searches = SEARCHES
         for trial in planned:
             with process_state_kept():
                 outcome = judge_kernel(trial, request)

@@ -47,10 +47,11 @@ class History:
 
     explained: Counter[str] = field(default_factory=Counter)
     in_vain: int = 0
+    searches: int = MAX_SEARCHES
 
     @property
     def usual(self) -> frozenset[str]:
-        return frozenset(self.explained) if self.explained.total() >= MAX_SEARCHES else frozenset()
+        return frozenset(self.explained) if self.explained.total() >= self.searches else frozenset()
 
 
 _histories: WeakKeyDictionary[Callable[..., Any], History] = WeakKeyDictionary()
@@ -79,7 +80,7 @@ def _diagnose(inputs: KernelInputs, truth: Truth, out: Tensor, wrong: Tensor, ca
     if not observed:
         return Named("unknown", 0.0, "only rows of empty sequences are wrong")
     explanation = explain(observed, history.usual) if history.usual else Explanation("unknown", 0.0)
-    if not explanation.matches and history.in_vain < MAX_SEARCHES:
+    if not explanation.matches and history.in_vain < history.searches:
         explanation = explain(observed)
     if explanation.matches:
         history.explained.update(m.what for m in explanation.matches if explanation.fault != "unknown")
@@ -94,7 +95,7 @@ def _diagnose(inputs: KernelInputs, truth: Truth, out: Tensor, wrong: Tensor, ca
     if (read := _read(inputs, truth, found, wrong)) is not None:
         return read
     history.in_vain += 1
-    if history.in_vain > MAX_SEARCHES:
+    if history.in_vain > history.searches:
         return Named("unknown", 0.0)
     if (outside := outsiders_fault(inputs, truth, out, call)) is not None:
         return _named(outside)
