@@ -9,12 +9,13 @@ from pathlib import Path
 
 from pabench.cases import Precision, precisions
 from pabench.errors import PabenchError, UsageError
-from pabench.localization import LocalizationReport, ReproFile
+from pabench.localization import CauseFound, LocalizationReport, ReproFile
 from pabench.models.load import ModelSource, require_device, resolve_model
 from pabench.prompts import Prompt, choose, read_prompts
 from pabench.runner.events import Began, Emit, Note
 from pabench.runner.one_job import Refusal, run_job
 from pabench.runner.options import RunOptions, Watcher
+from pabench.runner.replay_call import ReplayJob, replay_job
 from pabench.runner.requests import describe_requests
 from pabench.runner.worker import start_server
 from pabench.suite import Suite
@@ -48,7 +49,25 @@ def localize_case(suite: Suite, options: RunOptions, watcher: Watcher, repro: Pa
     job = LocalizeJob(suite, source, request.text, precision, tuple(chosen), options, repro)
     found = run_job(localize_job, job, watcher, hang_timeout_s=options.hang_timeout_s, in_process=options.in_process)
     assert isinstance(found, LocalizationReport)
-    return found
+    return found if found.repro is None or options.in_process else _replayed(found, request.text, options, watcher)
+
+
+def _replayed(found: LocalizationReport, kernel_text: str, options: RunOptions, watcher: Watcher) -> LocalizationReport:
+    """A repro file is kept only if a fresh process fails on it too; else the fault is in what the process keeps."""
+    assert found.repro is not None
+    watcher.note("replaying the call in a fresh process")
+    path = Path(found.repro.file)
+    job = ReplayJob(path.absolute(), kernel_text, options.device)
+    again = run_job(replay_job, job, watcher, hang_timeout_s=options.hang_timeout_s)
+    if again.status != "PASS":
+        return found
+    path.unlink(missing_ok=True)
+    left_over = CauseFound(
+        fault="plan_reuse", confidence=0.9, clause="in a fresh process the same call comes out right"
+    )
+    others = tuple(c for c in found.causes if c.fault != "plan_reuse")
+    note = "a fresh process does not have the fault: it comes from what is left over of earlier calls"
+    return found.model_copy(update={"repro": None, "repro_note": note, "causes": (left_over, *others)})
 
 
 def localize_job(job: LocalizeJob, emit: Emit) -> Iterator[LocalizationReport | Refusal]:

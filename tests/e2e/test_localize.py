@@ -43,6 +43,17 @@ def test_the_page_names_place_cause_and_command(tmp_path):
         assert words in text
 
 
+def test_state_left_over_is_said_and_leaves_no_file(tmp_path):
+    file = tmp_path / "r.safetensors"
+    kernel = f"{FAULTY}:keeps_its_first_plan"
+    run = pabench("localize", "-m", "tiny-llama", "-k", kernel, "--offline", "-q", "--json", "--repro", file)
+    found = json.loads(run.stdout)
+    assert run.exit_code == 1
+    assert found["causes"][0]["fault"] == "plan_reuse"
+    assert found["repro"] is None
+    assert not file.exists()
+
+
 def test_an_honest_kernel_is_clean(tmp_path):
     run = pabench("localize", "-m", "tiny-llama", "-k", "torch_paged", "--offline", "-q", "-o", tmp_path)
     assert run.exit_code == 0
