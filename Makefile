@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
 RUN_FLAGS ?=
-PYTEST_FLAGS ?=
+PYTEST_FLAGS ?= -n auto
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
@@ -24,6 +24,8 @@ help:
 run: $(VENV)/.installed
 	$(BIN)/pabench run $(RUN_FLAGS)
 
+# One process a core, one thread a process: many small tensors gain nothing from more.
+test slow: export OMP_NUM_THREADS ?= 1
 test: lint
 	$(BIN)/python -m pytest -q $(PYTEST_FLAGS)
 

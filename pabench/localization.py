@@ -1,4 +1,4 @@
-"""What ``pabench localize`` found, as plain data: for the terminal, for ``--json``, and across processes. No torch."""
+"""What ``localize`` and ``replay`` found, as plain data: for the terminal, ``--json``, and across processes. No torch."""
 
 from __future__ import annotations
 
@@ -48,14 +48,15 @@ class ReproFile(Group):
 
 class LocalizationReport(Group):
     """``verdict``: "kernel" (a call is wrong), "inputs" (it was given wrong ones), "elsewhere" (attention is right and
-    the model parts), "dispatch" (another kernel ran), "clean"."""
+    the model parts), "dispatch" (another kernel ran), "contract" (what it returned is no attention output, or it wrote
+    into its inputs), "clean"."""
 
     model: str
     kernel: str
     dtype: str
     kv_dtype: str
     block_size: int
-    verdict: Literal["kernel", "inputs", "elsewhere", "dispatch", "clean"]
+    verdict: Literal["kernel", "inputs", "elsewhere", "dispatch", "contract", "clean"]
     status: str  # of the model case by itself
     message: str
     place: Place | None = None
@@ -67,3 +68,19 @@ class LocalizationReport(Group):
     repro: ReproFile | None = None
     repro_note: str | None = None  # why there is none
     notes: tuple[str, ...] = ()
+
+
+class ReplayReport(Group):
+    """``status``: PASS or FAIL. ``was`` is what the file's call was named when it was written."""
+
+    kernel: str
+    status: str
+    rows: int
+    rows_beyond: int
+    nonfinite: int
+    error_over_tolerance: Num
+    fault: str | None
+    clauses: list[str]
+    was: str
+    origin: str
+    shape: str

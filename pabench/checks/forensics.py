@@ -83,6 +83,7 @@ def examine(engine: PagedEngine, shadow: ShadowObserver, request: KernelRequest,
     def call(changed: PagedBatch) -> Tensor:
         return Dispatcher(request)(changed, seen.layer)
 
+    repeated = _right(seen, call, batch, seq)  # first: what follows may be answered from what a kernel keeps
     only, _ = select_sequences(batch, torch.tensor([seq], device=batch.query.device))
     alone = _right(seen, call, only, 0) if batch.num_seqs > 1 else None
     return Forensics(
@@ -99,10 +100,10 @@ def examine(engine: PagedEngine, shadow: ShadowObserver, request: KernelRequest,
         kv_heads=tuple(dict.fromkeys(h // batch.group_size for h in heads)),
         ratio=float(ratio.max()),
         inputs=tuple(inputs),
-        misreads=() if inputs else tuple(_misreads(batch, call, seq)),
+        misreads=() if inputs or repeated else tuple(_misreads(batch, call, seq)),
         alone=alone,
         alone_shorter=_right_when_shorter(seen, call, only) if alone and seen.phase == "decode" else None,
-        repeated=_right(seen, call, batch, seq),
+        repeated=repeated,
         explanation=None if inputs else explain_call(seen),
         outsiders=not inputs and _right_without_outsiders(seen, call),
         table=tuple(table),

@@ -166,7 +166,7 @@ def localize(
         small=looker.small,
         drift=drift,
         causes=tuple(causes(outcome, looker.first, looker.later, where, drift, told)) if failing else (),
-        condition=_condition(outcome),
+        condition=None if looker.first is not None and looker.first.repeated else _condition(outcome),
     )
 
 

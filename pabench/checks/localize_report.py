@@ -49,13 +49,13 @@ def report_of(
     )
 
 
-def _verdict(found: Localization) -> Literal["kernel", "inputs", "elsewhere", "dispatch", "clean"]:
+def _verdict(found: Localization) -> Literal["kernel", "inputs", "elsewhere", "dispatch", "contract", "clean"]:
     if not found.wrong:
         return "clean"
     if found.causes[0].fault == "fallback":
         return "dispatch"
     if found.first is None:
-        return "kernel" if any(f.check == "contract" for f in found.outcome.findings) else "elsewhere"
+        return "contract" if any(f.check == "contract" for f in found.outcome.findings) else "elsewhere"
     return "inputs" if found.first.inputs else "kernel"
 
 

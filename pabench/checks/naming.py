@@ -59,14 +59,16 @@ def _causes(
         yield Cause(wrong.fault, 0.95, wrong.message)
     if first.inputs:
         return
+    if first.repeated:  # then nothing that was asked of it afterwards says anything
+        yield Cause("plan_reuse", 0.8, "the same call, made again, comes out right: something is kept between calls")
+        yield Cause("unknown", 0.0, "no hypothesis gives this output")
+        return
     if first.outsiders and not _foreign(first.misreads):
         yield Cause("stale_read", 0.9, "it comes out right once slots that nobody owns hold zeros")
     if later is not None and (grown := _grown(first, later)) is not None:
         yield Cause("plan_reuse", 0.85, grown)
     if first.alone_shorter is False:
         yield Cause("plan_reuse", 0.85, "right for the sequence alone, then wrong for one token less: a plan is kept")
-    if first.repeated:
-        yield Cause("plan_reuse", 0.7, "the same call, made again, comes out right")
     explained = first.explanation
     named = explained is not None and explained.fault != "unknown"
     if first.alone and not (named and explained is not None and explained.fault == "wrong_block"):

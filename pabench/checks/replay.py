@@ -13,6 +13,7 @@ from pabench.checks.shadow import SeenCall
 from pabench.checks.tolerance import allowed
 from pabench.diagnose.explain import Explanation
 from pabench.engine.step import Work
+from pabench.errors import CannotJudge
 from pabench.reference.oracle import attention_oracle, dense_attention
 from pabench_kernels.cache_write import dequantize
 from pabench_kernels.contract import PagedBatch
@@ -38,9 +39,14 @@ class CallVerdict:
 
 
 def judge_call(batch: PagedBatch, out: Tensor) -> CallVerdict:
-    """``out`` [T, Hq, Dv] against the fp64 oracle over what the cache of ``batch`` holds. Never raises for numbers."""
+    """``out`` [T, Hq, Dv] against the fp64 oracle over what the cache of ``batch`` holds.
+
+    Raises ``CannotJudge`` where that holds NaN or Inf.
+    """
     seen = [_seen(batch, out, seq) for seq in range(batch.num_seqs)]
     seen = [s for s in seen if s is not None]
+    if not all(bool(s.truth.isfinite().all()) for s in seen if s is not None):
+        raise CannotJudge("the call's own keys or values are NaN or Inf, so no answer would be right")
     ratios = [s.ratio(s.out) for s in seen if s is not None]
     if not ratios:
         return CallVerdict(0.0, 0, 0, 0, None)

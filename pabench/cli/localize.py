@@ -9,18 +9,20 @@ from typing import Annotated
 import typer
 
 from pabench.cli.run import OnFallback
-from pabench.runner.options import HANG_TIMEOUT_S
 
 
 def localize(
-    model: Annotated[str, typer.Option("-m", "--model", help="Directory, hub id or built-in name.")] = "smollm2-135m",
+    model: Annotated[
+        list[str] | None,
+        typer.Option("-m", "--model", help="Directory, hub id or built-in name; smollm2-135m.", show_default=False),
+    ] = None,
     kernel: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "-k", "--kernel", help="Kernel name, prefill=A,decode=B, or FILE.py:FUNCTION.", show_default=False
         ),
     ] = None,
-    backend: Annotated[str | None, typer.Option("--backend", hidden=True)] = None,
+    backend: Annotated[list[str] | None, typer.Option("--backend", hidden=True)] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="fp32, bf16, fp16 or fp8.")] = "bf16",
     kv_dtype: Annotated[
         str | None, typer.Option("--kv-dtype", help="auto, fp8_e4m3, fp8_e5m2 or int8.", show_default=False)
@@ -51,7 +53,7 @@ def localize(
     offline: Annotated[bool, typer.Option("--offline", help="Never touch a network.")] = False,
     hang_timeout: Annotated[
         float, typer.Option("--hang-timeout", min=0.1, help="Seconds without a sign of life.")
-    ] = HANG_TIMEOUT_S,
+    ] = 300.0,
     in_process: Annotated[bool, typer.Option("--in-process", hidden=True)] = False,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, all else on stderr.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress; only the result.")] = False,
@@ -62,13 +64,18 @@ def localize(
     from pabench.suite import load_suite
     from pabench_kernels.request import split_requests
 
-    named = kernel or backend
-    if not named:
+    kernels = [*(kernel or []), *(backend or [])]
+    if not kernels:
         raise UsageError("no kernel was given; name one with -k, see `pabench list kernels`")
+    models = model or ["smollm2-135m"]
+    for flag, values in (("-m", models), ("-k", kernels)):
+        if len(values) != 1 or not values[0].strip():
+            raise UsageError(f"localize looks at one case; {flag} must name one, got {', '.join(values)!r}")
+    (named,), (chosen_model,) = kernels, models
     if block_size is not None and page_size is not None:
         raise UsageError("--block-size and --page-size are one option; give it once")
     changes = {
-        "models": [model],
+        "models": [chosen_model],
         "kernels": split_requests([named]),
         "dtypes": [d.strip() for d in dtype.split(",") if d.strip()],
         "kv_dtype": kv_dtype,
@@ -77,13 +84,14 @@ def localize(
         "checks": ["model"],
     }
     suite = load_suite("quick", {k: v for k, v in changes.items() if v is not None})
-    slug = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{Path(model).name}_{Path(named).name}_{dtype}").strip("-")
+    slug = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{Path(chosen_model).name}_{Path(named).name}_{dtype}").strip("-")
     target = repro or output / "repros" / f"{slug}.safetensors"
 
     from pabench.environment import use_interpreter_without_gpu
 
     use_interpreter_without_gpu(device)
 
+    from pabench.cli.json_errors import json_errors
     from pabench.report.console import ResultConsole, stdout_to_stderr
     from pabench.report.localization import print_localization
     from pabench.report.progress import RunProgress
@@ -104,7 +112,7 @@ def localize(
             hang_timeout_s=hang_timeout,
             in_process=in_process,
         )
-        with stdout_to_stderr():
+        with json_errors(json_), stdout_to_stderr():
             found = localize_case(suite, options, progress, target)
     if json_:
         typer.echo(found.model_dump_json(indent=2))

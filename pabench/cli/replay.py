@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from pabench.runner.options import HANG_TIMEOUT_S
-
 
 def replay(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `pabench localize --repro FILE` wrote.")],
@@ -18,7 +16,7 @@ def replay(
     device: Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")] = "cpu",
     hang_timeout: Annotated[
         float, typer.Option("--hang-timeout", min=0.1, help="Seconds without a sign of life.")
-    ] = HANG_TIMEOUT_S,
+    ] = 300.0,
     in_process: Annotated[bool, typer.Option("--in-process", hidden=True)] = False,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, all else on stderr.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress; only the result.")] = False,
@@ -29,6 +27,7 @@ def replay(
 
     use_interpreter_without_gpu(device)
 
+    from pabench.cli.json_errors import json_errors
     from pabench.report.console import ResultConsole, stdout_to_stderr
     from pabench.report.localization import print_replay
     from pabench.report.progress import RunProgress
@@ -41,7 +40,7 @@ def replay(
 
         options = RunOptions(argv=(), output=Path(), device=device, hang_timeout_s=hang_timeout, in_process=in_process)
         require_device(device)
-        with stdout_to_stderr():
+        with json_errors(json_), stdout_to_stderr():
             found = replay_file(file, kernel, options, progress)
     if json_:
         typer.echo(found.model_dump_json(indent=2))

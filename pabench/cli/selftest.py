@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from pabench.runner.options import HANG_TIMEOUT_S
-
 
 def selftest(
     kernel: Annotated[
@@ -18,7 +16,7 @@ def selftest(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Repeat with so many seeds, counted from --seed.")] = 1,
     hang_timeout: Annotated[
         float, typer.Option("--hang-timeout", min=0.1, help="Seconds without a sign of life.")
-    ] = HANG_TIMEOUT_S,
+    ] = 300.0,
     in_process: Annotated[bool, typer.Option("--in-process", hidden=True)] = False,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, all else on stderr.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress; only the result.")] = False,

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pabench.localization import LocalizationReport, Place
+from pabench.localization import LocalizationReport, Place, ReplayReport
 from pabench.report.words import number, short_kernel
-
-if TYPE_CHECKING:
-    from pabench.runner.replay_call import ReplayReport
 
 
 def print_localization(found: LocalizationReport, console: Console) -> None:
@@ -64,6 +60,7 @@ def _last_line(found: LocalizationReport) -> str:
         "kernel": "FAULT (exit 1): the kernel is given right inputs and gives a wrong answer.",
         "inputs": "FAULT (exit 1): the kernel is given wrong inputs; look at who prepares them.",
         "elsewhere": "FAULT (exit 1): not in attention; the model itself parts from the dense path.",
+        "contract": "FAULT (exit 1): the kernel breaks the contract; its answer was not judged.",
         "dispatch": "FAULT (exit 1): another kernel than the one asked for ran.",
     }[found.verdict]
 
@@ -76,15 +73,17 @@ def _when(p: Place) -> str:
 
 
 def _where(p: Place) -> str:
-    text = (
-        f"layer {p.layer}, query heads {_some(p.q_heads)} (KV heads {_some(p.kv_heads)}), position {_some(p.positions)}"
-    )
+    text = f"layer {p.layer}, query {_heads(p.q_heads)} (KV {_heads(p.kv_heads)}), position {_some(p.positions)}"
     if p.block is not None:
         physical = "" if p.physical_block is None else f" (physical {p.physical_block})"
         text += f", block {p.block}{physical}"
     if p.slot is not None:
         text += f", slot {p.slot}"
     return f"{text}; off by {number(p.error_over_tolerance)} × what is tolerated"
+
+
+def _heads(numbers: Sequence[int]) -> str:
+    return f"head{'s' * (len(numbers) != 1)} {_some(numbers)}"
 
 
 def _some(numbers: Sequence[int], limit: int = 8) -> str:
@@ -98,10 +97,17 @@ def _some(numbers: Sequence[int], limit: int = 8) -> str:
     return ", ".join(shown) + (", …" if len(runs) > limit else "")
 
 
+def _visible(text: str) -> str:
+    """On one line; a file from a stranger must not draw on the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def print_replay(found: ReplayReport, console: Console) -> None:
     console.print(f"[bold]pabench replay[/] {escape(short_kernel(found.kernel))}", highlight=False)
     console.print(f"  call   {found.shape}", highlight=False, markup=False)
-    console.print(f"  from   {found.origin}; it was called {found.was} there\n", highlight=False, markup=False)
+    console.print(
+        f"  from   {_visible(found.origin)}; it was called {_visible(found.was)} there\n", highlight=False, markup=False
+    )
     if found.status == "PASS":
         text = (
             f"PASS (exit 0): all {found.rows} rows (token × head) are right, the worst at "

@@ -38,23 +38,23 @@ class ReproMeta(BaseModel):
     fault: str = Field(max_length=100)  # what it was called then
     layer: int = Field(ge=0, le=100_000)
     num_blocks: int = Field(ge=1, le=1 << 34)
-    scale: float
+    scale: float = Field(allow_inf_nan=False)
     causal: bool
-    sliding_window: int | None = Field(default=None, ge=1)
-    logits_soft_cap: float | None = Field(default=None, gt=0)
+    sliding_window: int | None = Field(default=None, ge=1, le=1 << 31)
+    logits_soft_cap: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
 def read_meta(path: Path) -> ReproMeta:
     """Check a file before anything is allocated for it. Raises ``UsageError`` with what is wrong."""
     header = _header(path)
     text = header.pop("__metadata__", {}).get(METADATA_KEY)
-    if text is None:
+    if not isinstance(text, str):
         raise UsageError(f"'{path.name}' is safetensors but no repro file; `pabench localize --repro FILE` writes one")
     try:
         data = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"repro file '{path.name}': its metadata is not JSON: {error}") from error
-    if isinstance(data, dict) and data.get("version") != VERSION:
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"repro file '{path.name}': its metadata is not JSON") from error
+    if isinstance(data, dict) and (type(data.get("version")) is not int or data["version"] != VERSION):
         raise UsageError(f"repro file '{path.name}' has version {data.get('version')!r}; this pabench reads {VERSION}")
     try:
         meta = ReproMeta.model_validate(data)
@@ -97,7 +97,12 @@ def _check_shapes(name: str, meta: ReproMeta, header: dict[str, Any]) -> None:
     shapes: dict[str, list[int]] = {}
     for tensor, entry in header.items():
         shape, dtype = entry.get("shape"), entry.get("dtype")
-        if dtype not in _BYTES or not isinstance(shape, list) or not all(isinstance(n, int) and n >= 0 for n in shape):
+        if (
+            not isinstance(dtype, str)
+            or dtype not in _BYTES
+            or not isinstance(shape, list)
+            or not all(isinstance(n, int) and n >= 0 for n in shape)
+        ):
             raise UsageError(f"repro file '{name}': {tensor} has dtype {dtype!r} and shape {shape!r}")
         shapes[tensor] = shape
     ranks = {"query": 3, "key_blocks": 4, "value_blocks": 4, "block_table": 2, "seq_lens": 1, "query_start_loc": 1}
@@ -114,6 +119,12 @@ def _check_shapes(name: str, meta: ReproMeta, header: dict[str, Any]) -> None:
         and shapes["block_table"][0] == seqs
         and shapes["query_start_loc"] == [seqs + 1]
         and key[0] <= meta.num_blocks
+        and all(shapes[n] == [query[1]] for n in ("alibi_slopes", "sinks") if n in shapes)
+        and all(
+            shapes[n] in ([], [key[2]], [meta.num_blocks, key[1], key[2]])
+            for n in ("k_scale", "v_scale")
+            if n in shapes
+        )
     )
     if not fits:
         raise UsageError(f"repro file '{name}': its tensors do not belong to one call: {shapes}")

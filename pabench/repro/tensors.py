@@ -76,6 +76,7 @@ def read_repro(path: Path, device: str = "cpu") -> tuple[ReproMeta, PagedBatch]:
     if not sound:
         raise UsageError(f"repro file '{path.name}': its block table, lengths and query offsets contradict each other")
     _check_dtypes(path.name, tensors)
+    _check_numbers(path.name, tensors)
     key, value = (_pool(tensors[n], used, meta.num_blocks, device) for n in ("key_blocks", "value_blocks"))
     batch = PagedBatch(
         query=tensors["query"].to(device),
@@ -105,8 +106,22 @@ def _check_dtypes(name: str, tensors: dict[str, Tensor]) -> None:
     whole = {"block_table", "seq_lens", "query_start_loc"}
     for tensor, x in tensors.items():
         integer = not x.is_floating_point()
-        if (tensor in whole and x.dtype != torch.int32) or (tensor == "query" and integer):
+        if (
+            (tensor in whole and x.dtype != torch.int32)
+            or (tensor == "query" and (integer or x.dtype.itemsize == 1))
+            or (tensor in OPTIONAL and x.dtype != torch.float32)
+        ):
             raise UsageError(f"repro file '{name}': {tensor} has dtype {x.dtype}")
+
+
+def _check_numbers(name: str, tensors: dict[str, Tensor]) -> None:
+    """Scales, slopes, sinks and the query must be finite: else there is no right answer to hold a kernel to."""
+    for tensor in ("query", *OPTIONAL):
+        if tensor in tensors and not bool(tensors[tensor].isfinite().all()):
+            raise UsageError(f"repro file '{name}': {tensor} holds NaN or Inf, so no answer would be right")
+    for tensor in ("k_scale", "v_scale"):
+        if tensor in tensors and bool((tensors[tensor] < 0).any()):
+            raise UsageError(f"repro file '{name}': {tensor} holds a negative factor")
 
 
 def _take(cache: Tensor, ids: Tensor) -> Tensor:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pabench.cases import Precision, precisions
-from pabench.errors import PabenchError, UsageError
+from pabench.errors import ExecutionError, PabenchError, UsageError
 from pabench.localization import CauseFound, LocalizationReport, ReproFile
 from pabench.models.load import ModelSource, require_device, resolve_model
 from pabench.prompts import Prompt, choose, read_prompts
-from pabench.runner.events import Began, Emit, Note
+from pabench.runner.child import emit_crash
+from pabench.runner.events import At, Began, Emit, Note
 from pabench.runner.one_job import Refusal, run_job
 from pabench.runner.options import RunOptions, Watcher
 from pabench.runner.replay_call import ReplayJob, replay_job
@@ -37,6 +39,8 @@ def localize_case(suite: Suite, options: RunOptions, watcher: Watcher, repro: Pa
     if not options.in_process:
         start_server(("model",))
     require_device(options.device)
+    if repro is not None:
+        _check_target(repro)
     kinds = (("-m", suite.models), ("-k", suite.kernels), ("--dtype", suite.dtypes))
     for flag, given in kinds:
         if len(given) != 1:
@@ -50,6 +54,17 @@ def localize_case(suite: Suite, options: RunOptions, watcher: Watcher, repro: Pa
     found = run_job(localize_job, job, watcher, hang_timeout_s=options.hang_timeout_s, in_process=options.in_process)
     assert isinstance(found, LocalizationReport)
     return found if found.repro is None or options.in_process else _replayed(found, request.text, options, watcher)
+
+
+def _check_target(file: Path) -> None:
+    """Raises ``UsageError`` for a place that cannot hold the file, before minutes of work."""
+    if file.is_dir():
+        raise UsageError(f"--repro '{file}' is a folder; name a file in it")
+    parent = next(p for p in file.absolute().parents if p.exists())
+    if not parent.is_dir():
+        raise UsageError(f"repro file '{file}' cannot be written: '{parent}' is no folder; give another --repro or -o")
+    if not os.access(parent, os.W_OK):
+        raise UsageError(f"repro file '{file}' cannot be written: '{parent}' is read-only; give another --repro or -o")
 
 
 def _replayed(found: LocalizationReport, kernel_text: str, options: RunOptions, watcher: Watcher) -> LocalizationReport:
@@ -72,11 +87,25 @@ def _replayed(found: LocalizationReport, kernel_text: str, options: RunOptions, 
 
 def localize_job(job: LocalizeJob, emit: Emit) -> Iterator[LocalizationReport | Refusal]:
     """What runs in the child."""
+    from pabench_kernels.trace import watched
+
     emit(Began("localize"))
+    places = [At(-1, "")]
+
+    def at(layer: int, phase: str) -> None:
+        places[0] = At(layer, phase)
+        emit(places[0])
+
     try:
-        yield _localize(job, emit)
+        with watched(at):
+            yield _localize(job, emit)
     except PabenchError as error:
         yield Refusal(error)
+    except Exception as error:
+        emit_crash(error, emit)
+        where = "" if places[0].layer < 0 else f" in layer {places[0].layer}, {places[0].phase}"
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        yield Refusal(ExecutionError(f"the kernel raised {text}{where}"))
 
 
 def _localize(job: LocalizeJob, emit: Emit) -> LocalizationReport:
@@ -122,7 +151,10 @@ def _localize(job: LocalizeJob, emit: Emit) -> LocalizationReport:
         elif found.small is None:
             why_not = "by itself the call comes out right: the failure depends on something outside of it"
         else:
-            repro = _write(job, found.small, request.name, found.first.layer)
+            try:
+                repro = _write(job, found.small, request.name, found.first.layer, found.causes[0].fault)
+            except PabenchError as error:  # what was found is worth more than the file
+                why_not = str(error)
     return report_of(
         found,
         model=job.source.name,
@@ -136,7 +168,7 @@ def _localize(job: LocalizeJob, emit: Emit) -> LocalizationReport:
     )
 
 
-def _write(job: LocalizeJob, small: object, kernel: str, layer: int) -> ReproFile:
+def _write(job: LocalizeJob, small: object, kernel: str, layer: int, fault: str) -> ReproFile:
     from pabench.checks.localize import SmallCall
     from pabench.repro.format import ReproMeta
     from pabench.repro.tensors import write_repro
@@ -147,7 +179,7 @@ def _write(job: LocalizeJob, small: object, kernel: str, layer: int) -> ReproFil
     meta = ReproMeta(
         kernel=kernel,
         origin=f"{job.source.name}, {job.precision.asked}, layer {layer}, seed {job.options.seed}",
-        fault=small.fault,
+        fault=fault,
         layer=layer,
         num_blocks=int(batch.key_cache.shape[0]),
         scale=float(batch.scale),
@@ -157,4 +189,4 @@ def _write(job: LocalizeJob, small: object, kernel: str, layer: int) -> ReproFil
     )
     size = write_repro(job.repro, meta, batch)
     command = shlex.join(["pabench", "replay", str(job.repro), "-k", job.kernel_text])
-    return ReproFile(file=str(job.repro), bytes=size, fault=small.fault, command=command)
+    return ReproFile(file=str(job.repro), bytes=size, fault=fault, command=command)

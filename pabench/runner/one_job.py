@@ -36,7 +36,7 @@ def run_job(target: Target, job: Any, watcher: Watcher, *, hang_timeout_s: float
                     case Crashed(traceback) | Escaped(traceback=traceback):
                         watcher.crashed(traceback)
                         if isinstance(event, Escaped):
-                            raise ExecutionError(f"the job ended with {event.summary}; see it with -v")
+                            raise ExecutionError(f"it ended with {_one_line(event.summary)}; -v shows the traceback")
                     case Result(value):
                         return _unwrapped(value)
             if worker.dead or worker.overdue:
@@ -47,6 +47,10 @@ def run_job(target: Target, job: Any, watcher: Watcher, *, hang_timeout_s: float
     finally:
         worker.close()
     raise ExecutionError("the job ended without a result")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).rstrip(": ")
 
 
 def _unwrapped(value: Any) -> Any:

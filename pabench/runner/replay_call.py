@@ -6,30 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pabench.errors import CannotJudge, PabenchError
-from pabench.record_groups import Group, Num
+from pabench.errors import CannotJudge, PabenchError, UsageError
+from pabench.localization import ReplayReport
 from pabench.repro.format import ReproMeta, read_meta
 from pabench.runner.events import Began, Emit
 from pabench.runner.one_job import Refusal, run_job
 from pabench.runner.options import RunOptions, Watcher
 from pabench.runner.requests import describe_requests
 from pabench.runner.worker import start_server
-
-
-class ReplayReport(Group):
-    """``status``: PASS or FAIL. ``was`` is what the file's call was named when it was written."""
-
-    kernel: str
-    status: str
-    rows: int
-    rows_beyond: int
-    nonfinite: int
-    error_over_tolerance: Num
-    fault: str | None
-    clauses: list[str]
-    was: str
-    origin: str
-    shape: str
 
 
 @dataclass(frozen=True)
@@ -42,6 +26,8 @@ class ReplayJob:
 def replay_file(path: Path, kernel: str | None, options: RunOptions, watcher: Watcher) -> ReplayReport:
     """Judge it with ``kernel``, or with the one that failed. Raises ``PabenchError`` for what cannot be done."""
     meta: ReproMeta = read_meta(path)
+    if kernel is None and ".py:" in meta.kernel and not Path(meta.kernel.partition(".py:")[0] + ".py").is_file():
+        raise UsageError(f"'{path.name}' keeps no folder of its kernel; name it with -k FOLDER/{meta.kernel}")
     if not options.in_process:
         start_server()
     (request,) = describe_requests([kernel or meta.kernel], options)
@@ -71,7 +57,8 @@ def _replay(job: ReplayJob) -> ReplayReport:
     request = parse_request(job.kernel_text)
     dispatcher = Dispatcher(request)
     shape = (
-        f"{batch.num_seqs} sequence{'s' * (batch.num_seqs != 1)}, {batch.num_tokens} query tokens, longest "
+        f"{batch.num_seqs} sequence{'s' * (batch.num_seqs != 1)}, {batch.num_tokens} query "
+        f"token{'s' * (batch.num_tokens != 1)}, longest "
         f"{batch.max_seq_len}, {batch.num_q_heads}/{batch.num_kv_heads} heads, head_dim {batch.head_dim}, block size "
         f"{batch.block_size}, {str(batch.query.dtype).removeprefix('torch.')} over "
         f"{str(batch.key_cache.dtype).removeprefix('torch.')}"

@@ -69,6 +69,9 @@ def test_an_honest_kernel_is_clean(tmp_path):
         (("localize", "-m", "tiny-llama", "-k", "torch_paged", "--dtype", "fp32,bf16"), 2, "--dtype must name one"),
         (("localize", "-m", "tiny-lama", "-k", "torch_paged", "--offline"), 2, "tiny-lama"),
         (("localize", "-m", "tiny-llama", "-k", f"{FAULTY}:declares_head_dim_128", "--offline"), 3, "head_dim 32"),
+        (("localize", "-m", "tiny-llama", "-m", "tiny-mqa", "-k", "torch_paged"), 2, "-m must name one"),
+        (("localize", "-m", "tiny-llama", "-k", "torch_paged", "--repro", "."), 2, "is a folder"),
+        (("localize", "-m", "tiny-llama", "-k", "torch_paged", "-o", str(FAULTY)), 2, "is no folder"),
         (("replay", "nowhere.safetensors"), 2, "cannot be read"),
         (("replay", str(FAULTY)), 2, "no safetensors file"),
     ],
@@ -77,6 +80,28 @@ def test_misuse_gets_a_sentence(args, code, words):
     run = pabench(*args, "-q")
     assert run.exit_code == code
     assert words in " ".join((run.stdout + run.stderr).split())
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "status", "words"),
+    [
+        ("raises", 4, "ERROR", "the kernel raised ZeroDivisionError: planted in layer 0"),
+        ("refuses_late", 3, "INCONCLUSIVE", "only head_dim 7"),
+    ],
+)
+def test_a_crash_or_a_refusal_is_json_too(tmp_path, function, code, status, words):
+    kernel = f"{FAULTY}:{function}"
+    run = pabench("localize", "-m", "tiny-llama", "-k", kernel, "--offline", "--json", "-q", "-o", tmp_path)
+    found = json.loads(run.stdout)
+    assert (run.exit_code, found["status"]) == (code, status)
+    assert words in found["message"]
+
+
+def test_a_broken_contract_is_said_as_such(tmp_path):
+    kernel = f"{FAULTY}:wrong_shape"
+    run = pabench("localize", "-m", "tiny-llama", "-k", kernel, "--offline", "-q", "-o", tmp_path)
+    assert run.exit_code == 1
+    assert "breaks the contract" in run.stdout
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "pabench.doctor": ("pabench.cli",),  # judges a small batch as a run does
     "pabench.testing": ("pabench.cli", "pabench.runner"),  # a front door beside the command line
     "pabench.runner": ("pabench.cli",),
+    "pabench.selftest": ("pabench.cli", "pabench.runner"),
     "pabench.checks": ("pabench.cli", "pabench.runner"),
     "pabench.engine": CHECKED,
     "pabench.reference": CHECKED,

@@ -12,7 +12,7 @@ from pabench.checks.kernel.case import Trial
 from pabench.checks.kernel.shapes import find_shape
 from pabench.checks.replay import judge_call
 from pabench.checks.shrink import fault_of, shrink
-from pabench.errors import ExecutionError, UsageError
+from pabench.errors import CannotJudge, ExecutionError, UsageError
 from pabench.repro.format import METADATA_KEY, ReproMeta, read_meta
 from pabench.repro.tensors import read_repro, write_repro
 from pabench.selftest.catalogue import kernel_mutants, plain
@@ -128,6 +128,55 @@ def test_another_version_is_refused(tmp_path):
     path = _file(tmp_path, {"__metadata__": {METADATA_KEY: json.dumps({"version": 9})}})
     with pytest.raises(UsageError, match="version 9; this pabench reads 1"):
         read_meta(path)
+
+
+@pytest.mark.parametrize("text", ["[1]", "5", "[" * 200_000, '{"version": true}', '{"version": 1.0}'])
+def test_odd_metadata_is_refused(tmp_path, text):
+    with pytest.raises(UsageError):
+        read_meta(_file(tmp_path, {"__metadata__": {METADATA_KEY: text}}))
+
+
+@pytest.mark.parametrize("metadata", [{METADATA_KEY: 5}, {METADATA_KEY: [1]}, {}])
+def test_metadata_that_is_no_text_is_refused(tmp_path, metadata):
+    with pytest.raises(UsageError, match="no repro file"):
+        read_meta(_file(tmp_path, {"__metadata__": metadata}))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_scale_without_a_right_answer_is_refused(tmp_path, value):
+    batch = batch_of("plain-decode")
+    file = tmp_path / "call.safetensors"
+    write_repro(file, meta_of(batch).model_copy(update={"scale": value}), batch)
+    with pytest.raises(UsageError):
+        read_repro(file)
+
+
+def test_a_query_or_a_scale_that_is_nan_is_refused(tmp_path):
+    batch = batch_of("per-head-scales")
+    file = tmp_path / "call.safetensors"
+    for changed in (
+        replace(batch, query=batch.query * torch.nan),
+        replace(batch, k_scale=batch.k_scale * torch.inf),
+        replace(batch, v_scale=-batch.v_scale),
+    ):
+        write_repro(file, meta_of(batch), changed)
+        with pytest.raises(UsageError, match=r"NaN or Inf|negative"):
+            read_repro(file)
+
+
+def test_scales_of_another_number_of_heads_are_refused(tmp_path):
+    batch = batch_of("per-head-scales")
+    file = tmp_path / "call.safetensors"
+    write_repro(file, meta_of(batch), replace(batch, k_scale=torch.ones(7)))
+    with pytest.raises(UsageError, match="do not belong to one call"):
+        read_meta(file)
+
+
+def test_keys_that_are_nan_cannot_be_judged():
+    batch = batch_of("plain-decode")
+    broken = replace(batch, key_cache=torch.full_like(batch.key_cache, torch.nan))
+    with pytest.raises(CannotJudge, match="keys or values are NaN"):
+        judge_call(broken, plain(broken))
 
 
 def test_a_pool_of_many_gigabytes_is_refused_before_anything_is_allocated(tmp_path):
