@@ -1,4 +1,4 @@
-"""What ``localize`` and ``replay`` found, as plain data: for the terminal, ``--json``, and across processes. No torch."""
+"""What ``localize`` and ``replay`` found, as plain data: for the terminal, ``--json``, across processes. No torch."""
 
 from __future__ import annotations
 
