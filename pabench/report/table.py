@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -174,14 +175,21 @@ def _print_troubles(records: Sequence[Record], console: Console) -> None:
         console.print()
 
 
+def localize_command(record: Record) -> str:
+    """The command that looks closer at a wrong model case; its options are those of ``pabench run``."""
+    return shlex.join(["pabench", "localize", *shlex.split(record.repro or "")[3:]])
+
+
 def _next_steps(header: RunHeader, records: Sequence[Record], path: Path) -> list[tuple[str, str]]:
     """(why, command) pairs."""
     match header.summary.verdict:
         case "passed":
             return [("see whether a later change makes anything worse:", f"pabench compare {path} <later run>")]
         case "failed" | "error":
-            repros = [r.repro for r in records if r.status in ("FAIL", "DEGENERATE", "ERROR")]
-            return [("run the first bad case alone:", repros[0])] if repros else []
+            bad = [r for r in records if r.status in ("FAIL", "DEGENERATE", "ERROR")]
+            steps = [("run the first bad case alone:", r.repro) for r in bad[:1] if r.repro]
+            wrong = [r for r in bad if r.check == "model" and r.status != "ERROR" and r.repro]
+            return [*steps, *(("see where and why it is wrong:", localize_command(r)) for r in wrong[:1])]
         case "could_not_judge":
             return [("choose what is supported; the reasons are above:", "pabench list kernels")]
         case "running" | "interrupted":

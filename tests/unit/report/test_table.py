@@ -100,3 +100,10 @@ def test_names_break_behind_separators_only_unless_a_word_is_too_long():
     assert breakable("triton_decode", 20) == "triton_decode"
     assert breakable("prefill=triton_prefill,decode=x", 12) == "prefill=\ntriton_\nprefill,\ndecode=x"
     assert breakable("abcdefghij", 4) == "abcd\nefgh\nij"
+
+
+def test_a_wrong_model_case_leads_to_localize(make_record, make_header):
+    repro = "pabench run quick -m smollm2-135m -k triton_decode --dtype bf16 --block-size 16 --seed 0"
+    records = [make_record(status="FAIL", message="attention: off", repro=repro)]
+    text = printed(make_header(records), records, 200)
+    assert "pabench localize -m smollm2-135m -k triton_decode --dtype bf16 --block-size 16 --seed 0" in text
