@@ -29,7 +29,6 @@ def test_an_honest_function_passes_on_all_hand_picked_shapes():
 @pytest.mark.parametrize(
     "kernel",
     [get_kernel("torch_paged"), "torch_paged", f"{FAULTY}:honest_whole"],
-    ids=str,
     ids=["object", "name", "file"],
 )
 def test_a_kernel_object_a_name_and_a_file_are_kernels_too(kernel):
