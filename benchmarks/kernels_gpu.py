@@ -86,7 +86,8 @@ def check(found: Found, scale: Scale, budget: Budget, reserve_s: float) -> None:
     """The tool's own kernel check on this device, precisions in turn, until only ``reserve_s`` seconds are left."""
     try:
         from pabench.cases import Precision
-        from pabench.checks.kernel.case import judge_kernel, plan_trials
+        from pabench.checks.kernel.case import judge_kernel
+        from pabench.checks.kernel.plan import plan_trials
         from pabench.checks.kernel.probes import PROBES
         from pabench.checks.kernel.shapes import shapes
         from pabench_kernels.request import parse_request

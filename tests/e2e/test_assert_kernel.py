@@ -22,8 +22,10 @@ FEW = {"shapes": ["plain-decode", "plain-mixed"], "dtypes": ["bf16"]}
 
 def test_an_honest_function_passes_on_all_hand_picked_shapes():
     verdict = assert_kernel(faulty.honest_whole, dtypes=["fp8"])
-    assert verdict.passed == len(verdict.records) >= 40
-    assert verdict.skipped == {}
+    assert verdict.passed >= 40
+    (reason,) = verdict.skipped  # it does not declare that it takes scales per token and head
+    assert "per_token_scales" in reason
+    assert verdict.passed + sum(verdict.skipped.values()) == len(verdict.records)
 
 
 @pytest.mark.parametrize(
