@@ -84,7 +84,11 @@ def check_shapes(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
 ) -> None:
-    """Raises ``ValueError`` if the arguments of a cache write do not fit together. Reads shapes and dtypes only."""
+    """Raises ``ValueError`` if the arguments of a cache write do not fit together. Reads shapes and dtypes only.
+
+    key [T, Hkv, D], value [T, Hkv, Dv], caches [NB, BS, Hkv, D or Dv], slot_mapping [T], scales [], [Hkv] or
+    [NB, BS, Hkv].
+    """
     for name, new, cache in (("key", key, key_cache), ("value", value, value_cache)):
         if new.ndim != 3 or cache.ndim != 4 or new.shape[1:] != cache.shape[2:]:
             raise ValueError(

@@ -38,7 +38,7 @@ class StandIn(Tensor):
 
 
 def standin(x: Tensor) -> Tensor:
-    """The same memory under the other name."""
+    """``x`` of any shape and dtype: the same memory under the other name."""
     return x.as_subclass(StandIn)
 
 

@@ -42,7 +42,7 @@ def interpreting() -> bool:
 
 
 def storage(x: Tensor) -> tuple[Tensor, str]:
-    """``x`` as the kernel is given it, and its FORMAT. The interpreter has no bf16 arithmetic: it gets the bits."""
+    """``x`` of any shape as a kernel gets it, and its FORMAT. The interpreter has no bf16 arithmetic: it gets bits."""
     if x.dtype == torch.bfloat16 and interpreting():
         return x.view(torch.int16), "bf16_bits"
     dtype, fmt = _QUANTIZED.get(x.dtype, (x.dtype, "plain"))

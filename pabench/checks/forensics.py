@@ -3,7 +3,7 @@ wrong for this sequence alone too, is it wrong when repeated, and what does it r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ class Forensics:
     repeated: bool | None
     explanation: Explanation | None
     outsiders: bool  # right once nothing but zeros lies in slots of no sequence of the batch
-    table: tuple[int, ...] = field(default=())
+    table: tuple[int, ...] = ()
     block_size: int = 1
 
     @property

@@ -22,7 +22,7 @@ PRECISIONS = (
 )
 KERNELS = ("torch_paged", "cpu_native")  # beside the plain one; interpreted Triton is judged by the suite `kernels`
 TURNS = 2  # times that each shape meets another probe, a precision
-PAIRED_RULE_STATUSES = ("PASS", "NEAR_TIE")
+RIGHT = ("PASS", "NEAR_TIE")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def clean_model_cases(
                     stop_tokens=(),
                 )
             name = f"{request.name} bf16 {'over fp8' if kv_dtype else ''}".strip()
-            right = found.outcome.status in PAIRED_RULE_STATUSES
+            right = found.outcome.status in RIGHT
             yield CleanCase(f"model {name}", None if right else found.outcome.message)
             for result in found.results:
                 yield CleanCase(f"model {name}, {result.scenario.name}", None if result.passed else "wrong")

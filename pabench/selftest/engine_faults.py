@@ -42,6 +42,7 @@ class EngineFault:
         return FaultyEngine
 
 
+Scales = tuple[Tensor | None, Tensor | None]
 Write = Callable[[Callable[[int, Tensor, Tensor, Tensor], None], int, Tensor, Tensor, Tensor], None]
 
 
@@ -180,41 +181,24 @@ def _written_unscaled(engine: PagedEngine) -> None:
     pool.write = faulty  # type: ignore[method-assign]
 
 
-def _scales_not_passed(engine: PagedEngine) -> None:
-    """The cache is written with its scales, and the kernel is not told of them."""
-    pool = engine.pool
-    honest, told = pool.write, pool.scale
-    writing = [False]
+def _told(change: Callable[[Callable[[int], Scales], int], Scales]) -> Callable[[PagedEngine], None]:
+    """The cache is written with its own scales; the kernel is told ``change(scale, layer)``."""
 
-    def faulty(layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
-        writing[0] = True
-        try:
-            honest(layer, key, value, slot_mapping)
-        finally:
-            writing[0] = False
+    def make(engine: PagedEngine) -> None:
+        pool = engine.pool
+        write, scale, writing = pool.write, pool.scale, [False]
 
-    def scale(layer: int) -> tuple[Tensor | None, Tensor | None]:
-        return told(layer) if writing[0] else (None, None)
+        def faulty(layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+            writing[0] = True
+            try:
+                write(layer, key, value, slot_mapping)
+            finally:
+                writing[0] = False
 
-    pool.write = faulty  # type: ignore[method-assign]
-    pool.scale = scale  # type: ignore[method-assign]
+        pool.write = faulty  # type: ignore[method-assign]
+        pool.scale = lambda layer: scale(layer) if writing[0] else change(scale, layer)  # type: ignore[method-assign]
 
-
-def _scales_of_layer_zero(engine: PagedEngine) -> None:
-    """All layers are read with the scales of layer 0."""
-    pool = engine.pool
-    honest, told = pool.write, pool.scale
-    writing = [False]
-
-    def faulty(layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
-        writing[0] = True
-        try:
-            honest(layer, key, value, slot_mapping)
-        finally:
-            writing[0] = False
-
-    pool.write = faulty  # type: ignore[method-assign]
-    pool.scale = lambda layer: told(layer if writing[0] else 0)  # type: ignore[method-assign]
+    return make
 
 
 def _blocks(change: Callable[[BlockManager], None]) -> Callable[[PagedEngine], None]:
@@ -325,13 +309,17 @@ ENGINE_FAULTS = (
         also=frozenset({"kv_scale"}),
     ),
     EngineFault(
-        "scales_not_passed", "kv_scale", "the kernel is not told the scales", _scales_not_passed, quantized=True
+        "scales_not_passed",
+        "kv_scale",
+        "the kernel is not told the scales",
+        _told(lambda scale, layer: (None, None)),
+        quantized=True,
     ),
     EngineFault(
         "scales_of_layer_zero",
         "kv_scale",
         "all layers are read with layer 0's scales",
-        _scales_of_layer_zero,
+        _told(lambda scale, layer: scale(0)),
         quantized=True,
     ),
     EngineFault(

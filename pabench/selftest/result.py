@@ -61,6 +61,7 @@ class SelftestResult(Group):
         """Whether these checks may decide what is merged."""
         return not self.shortcomings
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def shortcomings(self) -> list[str]:
         """What is not good enough, in words; empty if nothing."""
